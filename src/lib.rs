@@ -1,0 +1,8 @@
+//! walpost tails the Postgres write-ahead log and delivers the events of a transactional outbox table to Kafka.
+//!
+//! The modules, in the order data flows.
+
+pub mod config;
+pub mod conninfo;
+pub mod lsn;
+pub mod observe;

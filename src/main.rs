@@ -1,0 +1,2 @@
+//! walpost
+fn main() {}

@@ -1,0 +1,53 @@
+//! [`Health`]: why walpost is not ready, part by part.
+
+use std::sync::Mutex;
+
+/// A part whose trouble makes walpost unready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The replication stream.
+    Stream,
+    /// The slot, as the SQL link sees it.
+    Slot,
+    /// The publication, as the SQL link sees it.
+    Publication,
+    /// The brokers.
+    Kafka,
+    /// A topic that is missing or denied; events are held for it.
+    Topic,
+}
+
+/// The present troubles: at most one reason a part. Ready when there is none.
+#[derive(Debug, Default)]
+pub struct Health {
+    troubles: Mutex<std::collections::BTreeMap<Part, String>>,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Health {
+    /// Notes a trouble. Returns true when it is new or its reason changed (so that it is logged once).
+    pub fn trouble(&self, part: Part, reason: impl Into<String>) -> bool {
+        let reason = reason.into();
+        *lock(&self.last_error) = Some(reason.clone());
+        lock(&self.troubles).insert(part, reason.clone()).as_deref() != Some(reason.as_str())
+    }
+
+    /// Notes that a part is well. Returns true when it was not before.
+    pub fn well(&self, part: Part) -> bool {
+        lock(&self.troubles).remove(&part).is_some()
+    }
+
+    /// The present troubles; empty when ready.
+    pub fn troubles(&self) -> Vec<(Part, String)> {
+        lock(&self.troubles).iter().map(|(part, reason)| (*part, reason.clone())).collect()
+    }
+
+    /// The last trouble, also when it is over.
+    pub fn last_error(&self) -> Option<String> {
+        lock(&self.last_error).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,9 @@
+//! What an operator sees: metrics, health, HTTP, logging. Reads the pipeline's state; never steers it.
+
+pub mod health;
+pub mod metrics;
+pub mod progress;
+
+pub use health::{Health, Part};
+pub use metrics::Metrics;
+pub use progress::Progress;

@@ -1,0 +1,90 @@
+//! [`Progress`]: where the pipeline stands, written by its thread and read by whoever looks.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use crate::lsn::Lsn;
+
+/// Where the pipeline stands. Single values, each exact; not a consistent snapshot of all of them.
+#[derive(Debug, Default)]
+pub struct Progress {
+    received_lsn: AtomicU64,
+    confirmed_lsn: AtomicU64,
+    in_flight_events: AtomicU64,
+    in_flight_bytes: AtomicU64,
+    oldest_commit_us: AtomicI64,
+    clock_ahead_us: AtomicI64,
+    streaming: AtomicBool,
+}
+
+impl Progress {
+    /// Notes where the stream stands. `oldest_commit_us`: commit time (Unix µs, server's clock) of the oldest event that is
+    /// received and not confirmed; 0 when there is none.
+    pub fn set(&self, received: Lsn, confirmed: Lsn, in_flight: (u64, u64), oldest_commit_us: i64) {
+        self.received_lsn.store(received.0, Relaxed);
+        self.confirmed_lsn.store(confirmed.0, Relaxed);
+        self.in_flight_events.store(in_flight.0, Relaxed);
+        self.in_flight_bytes.store(in_flight.1, Relaxed);
+        self.oldest_commit_us.store(oldest_commit_us, Relaxed);
+    }
+
+    /// Notes by how many µs the server's clock is ahead of ours.
+    pub fn set_clock_ahead_us(&self, ahead: i64) {
+        self.clock_ahead_us.store(ahead, Relaxed);
+    }
+
+    /// Notes whether a replication stream is open.
+    pub fn set_streaming(&self, streaming: bool) {
+        self.streaming.store(streaming, Relaxed);
+    }
+
+    /// Whether a replication stream is open.
+    pub fn streaming(&self) -> bool {
+        self.streaming.load(Relaxed)
+    }
+
+    /// The furthest WAL position received, `0/0` before the first.
+    pub fn received_lsn(&self) -> Lsn {
+        Lsn(self.received_lsn.load(Relaxed))
+    }
+
+    /// The last LSN confirmed to the server, `0/0` before the first.
+    pub fn confirmed_lsn(&self) -> Lsn {
+        Lsn(self.confirmed_lsn.load(Relaxed))
+    }
+
+    /// Events handed to the producer and not yet acknowledged: (count, bytes).
+    pub fn in_flight(&self) -> (u64, u64) {
+        (self.in_flight_events.load(Relaxed), self.in_flight_bytes.load(Relaxed))
+    }
+
+    /// By how many µs the server's clock is ahead of ours (negative: behind).
+    pub fn clock_ahead_us(&self) -> i64 {
+        self.clock_ahead_us.load(Relaxed)
+    }
+
+    /// Age in seconds of the oldest committed, received and unconfirmed event, by the server's clock: 0 when there is none,
+    /// never negative.
+    pub fn lag_seconds(&self, now_unix_us: i64) -> f64 {
+        let oldest = self.oldest_commit_us.load(Relaxed);
+        if oldest == 0 {
+            return 0.0;
+        }
+        let age = now_unix_us.saturating_add(self.clock_ahead_us()).saturating_sub(oldest);
+        age.max(0) as f64 / 1e6
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_measured_by_the_servers_clock_and_never_negative() {
+        let progress = Progress::default();
+        assert_eq!(progress.lag_seconds(5_000_000), 0.0, "idle");
+        progress.set(Lsn(2), Lsn(1), (1, 10), 3_600_000_000);
+        progress.set_clock_ahead_us(3_599_000_000);
+        assert_eq!(progress.lag_seconds(3_000_000), 2.0, "a server clock an hour ahead does not hide the lag");
+        assert_eq!(progress.lag_seconds(0), 0.0);
+    }
+}
