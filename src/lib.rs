@@ -5,4 +5,15 @@
 pub mod config;
 pub mod conninfo;
 pub mod lsn;
+pub mod event;
+pub mod source;
+pub mod decode;
+pub mod route;
+pub mod encode;
+pub mod sink;
+pub mod ack;
+pub mod pipeline;
+pub mod error;
+pub mod backoff;
+pub mod clock;
 pub mod observe;
