@@ -6,3 +6,4 @@ pub mod config;
 pub mod conninfo;
 pub mod lsn;
 pub mod observe;
+pub mod sql;
