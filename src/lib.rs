@@ -17,3 +17,4 @@ pub mod error;
 pub mod backoff;
 pub mod clock;
 pub mod observe;
+pub mod sql;
