@@ -18,3 +18,5 @@ pub mod backoff;
 pub mod clock;
 pub mod observe;
 pub mod sql;
+pub mod app;
+pub mod prepare;
