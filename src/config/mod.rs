@@ -56,7 +56,9 @@ fn read(
     };
     let (environment, pgpassword, faults) = split_environment(environment);
     let mut reader = Reader::new(environment, flags);
-    faults.into_iter().for_each(|fault| reader.add(fault));
+    for fault in faults {
+        reader.add(fault);
+    }
     let mut root = reader.root(entries);
     let config = sections::config(&mut root, pgpassword);
     root.close();

@@ -92,7 +92,7 @@ impl Section<'_> {
     /// An element of the array `key`, or the table `key` itself, when its node has been taken already.
     pub fn nested(&mut self, key: &str, node: Option<Node>, layered: bool) -> Section<'_> {
         let at = node.as_ref().map_or(Origin::Unset, |node| node.at.clone());
-        let entries = node.map_or_else(Vec::new, |node| self.into_table(key, node));
+        let entries = node.map_or_else(Vec::new, |node| self.table_of(key, node));
         Section { path: self.dotted(key), reader: self.reader, entries, layered, at }
     }
 
@@ -227,7 +227,7 @@ impl Section<'_> {
     }
 
     fn free_table(&mut self, key: &str, by_variable: bool) -> Entries {
-        let mut map = self.take(key).map_or_else(Vec::new, |node| self.into_table(key, node));
+        let mut map = self.take(key).map_or_else(Vec::new, |node| self.table_of(key, node));
         if !self.layered {
             return map;
         }
@@ -269,7 +269,7 @@ impl Section<'_> {
         self.fault(&at, key, "is missing", remedy);
     }
 
-    fn into_table(&mut self, key: &str, node: Node) -> Entries {
+    fn table_of(&mut self, key: &str, node: Node) -> Entries {
         let Node { value, at } = node;
         match self.typed(key, value, &at) {
             Some(Value::Table(entries)) => entries,

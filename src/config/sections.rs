@@ -135,19 +135,17 @@ fn outboxes(root: &mut Section<'_>) -> Vec<OutboxConfig> {
 
 fn outbox(section: &mut Section<'_>, one_of_several: bool) -> OutboxConfig {
     let default = || TableName { schema: "public".into(), table: "outbox".into() };
-    let table = match section.text("table") {
-        Some(text) => TableName::parse(&text.value).unwrap_or_else(|what| {
+    let text = section.text("table");
+    if text.is_none() && one_of_several {
+        section.missing("table", "name the table");
+    }
+    let table = text.map_or_else(default, |text| {
+        TableName::parse(&text.value).unwrap_or_else(|what| {
             let remedy = "write it as in SQL, for example public.outbox or '\"My.Schema\".\"Outbox\"'";
             section.fault(&text.at, "table", what, remedy);
             default()
-        }),
-        None => {
-            if one_of_several {
-                section.missing("table", "name the table");
-            }
-            default()
-        }
-    };
+        })
+    });
     let backfill = section.text("backfill").map(|text| match text.value.as_str() {
         word if word.eq_ignore_ascii_case("none") => Backfill::None,
         word if word.eq_ignore_ascii_case("all") => Backfill::All,
@@ -293,11 +291,11 @@ fn flatten(entries: Entries) -> Entries {
 }
 
 fn retention(section: &mut Section<'_>) -> Option<RetentionConfig> {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const DAY: Duration = Duration::from_hours(24);
     let keep = section.duration("keep", &(Duration::ZERO..=3650 * DAY));
     let batch = section.integer("batch", 1_000, &(1..=100_000));
     let interval = section.duration("interval", &(Duration::from_secs(1)..=DAY));
-    let minute = Located { value: Duration::from_secs(60), at: Origin::Unset };
+    let minute = Located { value: Duration::from_mins(1), at: Origin::Unset };
     let interval = interval.unwrap_or(minute);
     for (key, at) in [("batch", &batch.at), ("interval", &interval.at)] {
         if keep.is_none() && *at != Origin::Unset {

@@ -98,7 +98,7 @@ fn the_environment_alone_can_say_everything() {
     assert_eq!(config.route.rules, [RouteRule { event_type: "order.*".into(), topic: "orders".into() }]);
     assert_eq!(config.kafka.properties, [("compression.type".to_owned(), Secret::new("lz4"))]);
     assert_eq!(config.limits.in_flight_events, 500);
-    assert_eq!(config.retention.unwrap().keep, Duration::from_secs(7 * 24 * 3600));
+    assert_eq!(config.retention.unwrap().keep, Duration::from_hours(7 * 24));
     assert_eq!(config.http.listen, None);
 }
 

@@ -60,7 +60,7 @@ pub(super) fn parse_inline(text: &str, at: &Origin) -> Result<Value, String> {
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
-    1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|&&byte| byte == b'\n').count()
+    1 + text.char_indices().take_while(|(at, _)| *at < offset).filter(|(_, c)| *c == '\n').count()
 }
 
 fn entries(table: DeTable<'_>, place: &dyn Fn(usize) -> Origin) -> Entries {

@@ -197,7 +197,7 @@ fn options_are_kept_with_their_quoting() {
 }
 
 fn percent_encode(text: &str) -> String {
-    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+    text.bytes().fold(String::new(), |encoded, byte| encoded + &format!("%{byte:02X}"))
 }
 
 fn quote(text: &str) -> String {
