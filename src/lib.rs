@@ -2,6 +2,7 @@
 //!
 //! The modules, in the order data flows.
 
+pub mod cli;
 pub mod config;
 pub mod conninfo;
 pub mod lsn;

@@ -11,6 +11,7 @@ fn main() -> std::process::ExitCode {
         route: RouteConfig { topic: var("WALPOST_ROUTE_TOPIC", "outbox.{event_type}"), on_illegal_topic: OnIllegalTopic::Park, rules: vec![] },
         kafka: KafkaConfig { brokers: var("WALPOST_KAFKA_BROKERS", "localhost:9092"), create_topics: false, partitions: -1, replication_factor: -1, dead_letter_topic: None, properties: vec![] },
         limits: LimitsConfig { in_flight_events: var("WALPOST_LIMITS_IN_FLIGHT_EVENTS", "20000").parse().unwrap(), in_flight_bytes: 64 << 20 },
+        retention: None,
         shutdown: ShutdownConfig { drain_timeout: std::time::Duration::from_secs(10) },
         http: HttpConfig { listen: None },
         log: LogConfig { format: LogFormat::Text, level: "info".into() },

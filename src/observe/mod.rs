@@ -1,6 +1,7 @@
 //! What an operator sees: metrics, health, HTTP, logging. Reads the pipeline's state; never steers it.
 
 pub mod health;
+pub mod log;
 pub mod metrics;
 pub mod progress;
 pub mod slot;
