@@ -1,11 +1,33 @@
 //! Every metric: its name, type and help text.
+//!
+//! Counters are incremented where things happen. What is a state (lag, LSNs, in flight, the slot) is not kept twice: it is
+//! read from [`Progress`] and the last [`Observation`] when somebody asks. Labels are bounded: topics come from routes.
 
-use prometheus::{Counter, CounterVec, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{
+    Counter, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder, core::Collector,
+};
+
+use super::{
+    Progress,
+    slot::{Observation, SlotState, WalStatus},
+};
+use crate::lsn::Lsn;
+
+/// The content type of what [`Metrics::render`] returns.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Bounds of `commit_to_ack_seconds`: 0.5 ms is a broker beside us, 60 s an outage.
+const COMMIT_TO_ACK_SECONDS: [f64; 17] =
+    [0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0];
+
+/// Values of `slot_wal_status{status}`: Postgres' own, and `missing`.
+const WAL_STATUSES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
 
 /// The metrics, each registered once in its own registry.
 pub struct Metrics {
     /// Where they are registered.
-    pub registry: prometheus::Registry,
+    pub registry: Registry,
     /// `walpost_events_published_total{topic}`
     pub events_published: IntCounterVec,
     /// `walpost_published_bytes_total{topic}`
@@ -24,14 +46,319 @@ pub struct Metrics {
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
-    /// `walpost_halted{reason}`
+    /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
-    /// unused placeholders so the skeleton compiles
-    pub slot_active: IntGauge,
-    /// see above
-    pub lag_bytes: Gauge,
-    /// see above
-    pub slot_wal_status: GaugeVec,
-    /// see above
-    pub other: CounterVec,
+    states: States,
+}
+
+impl Metrics {
+    /// Registers every metric in a registry of their own.
+    pub fn new() -> Self {
+        let registry = Registry::new_custom(Some("walpost".into()), None).expect("the prefix is a legal name");
+        let counters = |name, help, labels: &[&str]| {
+            register(&registry, IntCounterVec::new(Opts::new(name, help), labels).expect("the name is legal"))
+        };
+        let metrics = Self {
+            events_published: counters(
+                "events_published_total",
+                "Events acknowledged by the brokers, re-sent ones included.",
+                &["topic"],
+            ),
+            published_bytes: counters(
+                "published_bytes_total",
+                "Bytes of keys and values of the events acknowledged by the brokers.",
+                &["topic"],
+            ),
+            transactions: register(
+                &registry,
+                IntCounter::new("transactions_total", "Transactions with at least one event, delivered whole.")
+                    .expect("the name is legal"),
+            ),
+            commit_to_ack: register(&registry, commit_to_ack()),
+            backpressure: register(
+                &registry,
+                Counter::new(
+                    "backpressure_seconds_total",
+                    "Seconds in which nothing was read from Postgres because the in-flight bound was reached.",
+                )
+                .expect("the name is legal"),
+            ),
+            delivery_errors: counters(
+                "delivery_errors_total",
+                "Delivery attempts that failed, by topic and librdkafka's error code.",
+                &["topic", "code"],
+            ),
+            ignored_changes: counters(
+                "ignored_changes_total",
+                "Changes received that are no inserts into an outbox table and were skipped, by kind.",
+                &["kind"],
+            ),
+            reconnects: counters(
+                "reconnects_total",
+                "Connections made anew after one was lost: postgres is the replication stream, sql the monitor's link.",
+                &["side"],
+            ),
+            producer_restarts: counters(
+                "producer_restarts_total",
+                "Kafka producers rebuilt after a fatal error, by reason.",
+                &["reason"],
+            ),
+            halted: register(
+                &registry,
+                GaugeVec::new(Opts::new("halted", "1 while nothing is published until a human acts."), &["reason"])
+                    .expect("the name is legal"),
+            ),
+            states: States::new(&registry),
+            registry,
+        };
+        metrics.start_at_zero();
+        metrics
+    }
+
+    /// A series that appears with its first event hides that event from `rate()`; so those with known labels begin at 0.
+    fn start_at_zero(&self) {
+        for kind in ["update", "delete", "truncate", "message"] {
+            self.ignored_changes.with_label_values(&[kind]);
+        }
+        for side in ["postgres", "sql"] {
+            self.reconnects.with_label_values(&[side]);
+        }
+    }
+
+    /// All metrics in Prometheus' text format, as of `now_unix_us` (Unix µs, our clock).
+    pub fn render(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) -> String {
+        self.states.set(progress, seen, now_unix_us);
+        let mut text = Vec::new();
+        match TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            Ok(()) => String::from_utf8_lossy(&text).into_owned(),
+            Err(error) => {
+                tracing::error!(%error, "metrics cannot be encoded");
+                String::new()
+            }
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+/// Bytes between the server's current WAL position and what is confirmed; never negative.
+///
+/// Either side may know more: the observation is seconds old, and before the first session only the slot knows what was
+/// confirmed.
+pub fn lag_bytes(progress: &Progress, seen: &Observation) -> u64 {
+    let current = seen.current_wal.max(progress.received_lsn());
+    current.bytes_since(confirmed_lsn(progress, seen))
+}
+
+/// The last confirmed LSN: our own, else the slot's.
+pub fn confirmed_lsn(progress: &Progress, seen: &Observation) -> Lsn {
+    match seen.slot.reading() {
+        Some(slot) => progress.confirmed_lsn().max(slot.confirmed_lsn),
+        None => progress.confirmed_lsn(),
+    }
+}
+
+/// Gauges that are set when somebody asks.
+struct States {
+    lag_bytes: IntGauge,
+    lag_seconds: Gauge,
+    received_lsn: IntGauge,
+    confirmed_lsn: IntGauge,
+    in_flight_events: IntGauge,
+    in_flight_bytes: IntGauge,
+    slot_active: IntGaugeVec,
+    slot_retained_wal_bytes: IntGaugeVec,
+    slot_safe_wal_bytes: IntGaugeVec,
+    slot_wal_status: IntGaugeVec,
+}
+
+impl States {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| register(registry, IntGauge::new(name, help).expect("the name is legal"));
+        let gauges = |name, help, labels: &[&str]| {
+            register(registry, IntGaugeVec::new(Opts::new(name, help), labels).expect("the name is legal"))
+        };
+        gauges("build_info", "Always 1; the label says which version runs.", &["version"])
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1);
+        let lag_seconds = Gauge::new(
+            "replication_lag_seconds",
+            "Age of the oldest committed event that is not yet confirmed, by the server's clock; 0 when there is none.",
+        );
+        Self {
+            lag_bytes: gauge(
+                "replication_lag_bytes",
+                "Bytes of WAL between the server's current position and the confirmed one.",
+            ),
+            lag_seconds: register(registry, lag_seconds.expect("the name is legal")),
+            received_lsn: gauge("received_lsn", "Furthest WAL position received, as a number of bytes."),
+            confirmed_lsn: gauge("confirmed_lsn", "WAL position confirmed to the server, as a number of bytes."),
+            in_flight_events: gauge("in_flight_events", "Events handed to the producer and not yet acknowledged."),
+            in_flight_bytes: gauge("in_flight_bytes", "Bytes of the events not yet acknowledged."),
+            slot_active: gauges("slot_active", "1 while a connection streams from the slot; absent when unknown.", &[]),
+            slot_retained_wal_bytes: gauges(
+                "slot_retained_wal_bytes",
+                "Bytes of WAL that the slot keeps on the server's disk; absent when unknown.",
+                &[],
+            ),
+            slot_safe_wal_bytes: gauges(
+                "slot_safe_wal_bytes",
+                "Bytes of WAL that can still be written before the slot may be lost (max_slot_wal_keep_size); \
+                 0 or less: at risk now; absent when there is no limit.",
+                &[],
+            ),
+            slot_wal_status: gauges(
+                "slot_wal_status",
+                "1 for the slot's present status: reserved, extended, unreserved (at risk), lost or missing.",
+                &["status"],
+            ),
+        }
+    }
+
+    fn set(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) {
+        let (events, bytes) = progress.in_flight();
+        self.lag_bytes.set(clamped(lag_bytes(progress, seen)));
+        self.lag_seconds.set(progress.lag_seconds(now_unix_us));
+        self.received_lsn.set(clamped(progress.received_lsn().0));
+        self.confirmed_lsn.set(clamped(confirmed_lsn(progress, seen).0));
+        self.in_flight_events.set(clamped(events));
+        self.in_flight_bytes.set(clamped(bytes));
+        let slot = seen.slot.reading();
+        set_or_hide(&self.slot_active, slot.map(|slot| i64::from(slot.active)));
+        set_or_hide(&self.slot_retained_wal_bytes, slot.map(|slot| clamped(slot.retained_wal_bytes)));
+        set_or_hide(&self.slot_safe_wal_bytes, slot.and_then(|slot| slot.safe_wal_bytes));
+        match &seen.slot {
+            SlotState::Unknown => self.slot_wal_status.reset(),
+            SlotState::Missing => self.set_wal_status("missing"),
+            SlotState::Present(slot) => self.set_wal_status(slot.wal_status.map_or("", WalStatus::as_str)),
+        }
+    }
+
+    fn set_wal_status(&self, present: &str) {
+        for status in WAL_STATUSES {
+            self.slot_wal_status.with_label_values(&[status]).set(i64::from(status == present));
+        }
+    }
+}
+
+fn commit_to_ack() -> Histogram {
+    let options = HistogramOpts::new(
+        "commit_to_ack_seconds",
+        "Seconds from an event's commit in Postgres to the brokers' acknowledgement.",
+    );
+    Histogram::with_opts(options.buckets(COMMIT_TO_ACK_SECONDS.to_vec())).expect("the buckets grow")
+}
+
+fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
+    registry.register(Box::new(collector.clone())).expect("every metric is registered once");
+    collector
+}
+
+/// A gauge without labels that is left out while its value is unknown: 0 would be a claim.
+fn set_or_hide(gauge: &IntGaugeVec, value: Option<i64>) {
+    match value {
+        Some(value) => gauge.with_label_values::<&str>(&[]).set(value),
+        None => gauge.reset(),
+    }
+}
+
+fn clamped(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::slot::SlotReading, *};
+
+    fn seen(current: u64, confirmed: u64) -> Observation {
+        let slot = SlotReading {
+            active: true,
+            wal_status: Some(WalStatus::Extended),
+            confirmed_lsn: Lsn(confirmed),
+            retained_wal_bytes: 77,
+            ..SlotReading::default()
+        };
+        Observation { current_wal: Lsn(current), slot: SlotState::Present(slot), ..Observation::default() }
+    }
+
+    fn line<'a>(text: &'a str, series: &str) -> Option<&'a str> {
+        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
+    }
+
+    #[test]
+    fn every_metric_of_the_contract_is_there_with_its_help() {
+        let metrics = Metrics::new();
+        metrics.events_published.with_label_values(&["orders"]).inc();
+        metrics.published_bytes.with_label_values(&["orders"]).inc_by(5);
+        metrics.delivery_errors.with_label_values(&["orders", "MSG_SIZE_TOO_LARGE"]).inc();
+        metrics.producer_restarts.with_label_values(&["fatal"]).inc();
+        metrics.halted.with_label_values(&["poison"]).set(1.0);
+        let mut observation = seen(100, 90);
+        if let SlotState::Present(slot) = &mut observation.slot {
+            slot.safe_wal_bytes = Some(-3);
+        }
+        let text = metrics.render(&Progress::default(), &observation, 0);
+        for name in [
+            "replication_lag_bytes",
+            "replication_lag_seconds",
+            "slot_retained_wal_bytes",
+            "slot_safe_wal_bytes",
+            "slot_active",
+            "slot_wal_status",
+            "received_lsn",
+            "confirmed_lsn",
+            "events_published_total",
+            "published_bytes_total",
+            "transactions_total",
+            "in_flight_events",
+            "in_flight_bytes",
+            "commit_to_ack_seconds",
+            "backpressure_seconds_total",
+            "delivery_errors_total",
+            "ignored_changes_total",
+            "reconnects_total",
+            "producer_restarts_total",
+            "halted",
+            "build_info",
+        ] {
+            assert!(text.contains(&format!("# HELP walpost_{name} ")), "{name} is missing:\n{text}");
+            assert!(text.contains(&format!("# TYPE walpost_{name} ")), "{name} has no type");
+        }
+        assert_eq!(line(&text, "walpost_slot_safe_wal_bytes"), Some("-3"));
+        assert_eq!(line(&text, r#"walpost_slot_wal_status{status="extended"}"#), Some("1"));
+        assert_eq!(line(&text, r#"walpost_slot_wal_status{status="lost"}"#), Some("0"));
+        assert_eq!(line(&text, r#"walpost_reconnects_total{side="sql"}"#), Some("0"));
+    }
+
+    #[test]
+    fn lag_is_never_negative_and_knows_the_slots_position_before_the_first_session() {
+        let progress = Progress::default();
+        assert_eq!(lag_bytes(&progress, &seen(100, 90)), 10, "only the slot knows what is confirmed");
+        progress.set(Lsn(500), Lsn(450), (1, 1), 0);
+        assert_eq!(lag_bytes(&progress, &seen(100, 90)), 50, "the observation is older than the stream");
+        progress.set(Lsn(300), Lsn(450), (0, 0), 0);
+        assert_eq!(lag_bytes(&progress, &seen(100, 90)), 0);
+    }
+
+    #[test]
+    fn what_is_unknown_is_left_out() {
+        let metrics = Metrics::new();
+        metrics.render(&Progress::default(), &seen(2, 1), 0);
+        let text = metrics.render(&Progress::default(), &Observation::default(), 0);
+        assert!(!text.contains("walpost_slot_"), "{text}");
+        let missing = Observation { slot: SlotState::Missing, ..Observation::default() };
+        let text = metrics.render(&Progress::default(), &missing, 0);
+        assert_eq!(line(&text, r#"walpost_slot_wal_status{status="missing"}"#), Some("1"));
+        assert_eq!(line(&text, "walpost_slot_active"), None);
+    }
 }

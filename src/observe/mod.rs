@@ -3,7 +3,9 @@
 pub mod health;
 pub mod metrics;
 pub mod progress;
+pub mod slot;
 
 pub use health::{Health, Part};
 pub use metrics::Metrics;
 pub use progress::Progress;
+pub use slot::{Observation, ServerState, SlotReading, SlotState, WalStatus};

@@ -1,0 +1,348 @@
+//! `walpost run`: wiring, the few tasks, supervision, ordered shutdown.
+//!
+//! The pipeline has a thread of its own with a single-threaded runtime: it may pause there (see `source::wire`), and a
+//! scrape or a slow HTTP client never stands in its way. Everything else runs on the main runtime. Sessions are started
+//! over and over until one is told to end or an error needs a human.
+
+use std::{
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    backoff::Backoff,
+    config::Config,
+    error::{Verdict, chain, judge},
+    lsn::Lsn,
+    observe::{Health, Metrics, Part, Progress},
+    pipeline::{Server, SessionError, Signals, Stages, Telltale, Wish, run_session},
+    sink::{KafkaSink, Mode, SinkError},
+    source::{Replication, SourceError, Wire, slot},
+};
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// As it was asked to.
+    Stopped,
+    /// By an error that needs a human.
+    Halted,
+    /// The slot is lost: events may be missing.
+    SlotLost,
+}
+
+impl Ended {
+    /// The process's exit code.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Stopped => 0,
+            Self::Halted => 1,
+            Self::SlotLost => 3,
+        }
+    }
+}
+
+/// What the parts of a run share.
+#[derive(Clone)]
+pub struct Shared {
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// Where the pipeline stands.
+    pub progress: Arc<Progress>,
+    /// What is wrong.
+    pub health: Arc<Health>,
+}
+
+/// Waits between tries to reach Postgres; the first is short, since most losses are short.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// The shortest wait where somebody has to mend something.
+const SLOW_WAIT: Duration = Duration::from_secs(2);
+/// A session that lasted this long was progress.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// A stopping server is left alone for a moment.
+const STOPPING_WAIT: Duration = Duration::from_secs(2);
+
+/// Runs sessions until one ends as asked or an error needs a human.
+pub struct Supervisor {
+    config: Config,
+    shared: Shared,
+    signals: Signals,
+    stages: Stages,
+    mode: Mode,
+    /// The producer, when nothing was sent by it yet.
+    spare: Option<KafkaSink>,
+    refused: Option<String>,
+    /// The slot was held in this process: when it is gone, it was taken away.
+    held: bool,
+    checked: bool,
+}
+
+impl Supervisor {
+    /// Compiles the routes; the configuration is valid otherwise.
+    pub fn new(config: Config, shared: Shared, signals: Signals) -> Result<Self, crate::route::RouteError> {
+        let stages = Stages::new(&config)?;
+        Ok(Self {
+            config,
+            shared,
+            signals,
+            stages,
+            mode: Mode::Normal,
+            spare: None,
+            refused: None,
+            held: false,
+            checked: false,
+        })
+    }
+
+    /// Runs.
+    pub async fn run(mut self) -> Ended {
+        let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+        self.shared.health.trouble(Part::Stream, "starting: not streaming yet");
+        loop {
+            let began = Instant::now();
+            let outcome = self.session().await;
+            self.shared.progress.set_streaming(false);
+            let error = match outcome {
+                Ok(()) => return Ended::Stopped,
+                Err(error) if self.wish() > Wish::Run => {
+                    tracing::warn!(error = chain(&error), "stopped before everything was confirmed; the rest comes again");
+                    return Ended::Stopped;
+                }
+                Err(error) => error,
+            };
+            if began.elapsed() >= PROGRESS {
+                backoff.reset();
+            }
+            match self.after(&error, &mut backoff) {
+                Err(ended) => return ended,
+                Ok(wait) => {
+                    let _ = tokio::time::timeout(wait, self.signals.wish.wait_for(|wish| *wish > Wish::Run)).await;
+                    if self.wish() > Wish::Run {
+                        return Ended::Stopped;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wish(&self) -> Wish {
+        *self.signals.wish.borrow()
+    }
+
+    /// One session: a producer, a connection, a stream.
+    async fn session(&mut self) -> Result<(), SessionError> {
+        // first the producer: it connects while Postgres is asked
+        let mut sink = match self.spare.take() {
+            Some(sink) => sink,
+            None => self.make_sink()?,
+        };
+        let mut wish = self.signals.wish.clone();
+        let connected = tokio::select! {
+            biased;
+            _ = wish.wait_for(|wish| *wish > Wish::Run) => return Ok(()),
+            connected = self.connect() => connected,
+        };
+        let outcome = match connected {
+            Err(error) => Err(error),
+            Ok((mut source, confirmed)) => {
+                self.shared.progress.set_streaming(true);
+                self.shared.health.well(Part::Stream);
+                tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
+                let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+                let stages = (&mut self.stages, confirmed);
+                run_session(&mut source, &mut sink, stages, &mut self.signals, telltale).await
+            }
+        };
+        if sink.is_fresh() && !matches!(outcome, Err(SessionError::Sink(_))) {
+            self.spare = Some(sink);
+        }
+        outcome
+    }
+
+    fn make_sink(&self) -> Result<KafkaSink, SinkError> {
+        let (kafka, limits) = (&self.config.kafka, self.config.limits);
+        let client_id = format!("walpost-{}", self.config.postgres.slot);
+        let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        let mut sink = KafkaSink::start(kafka, limits, self.mode, &client_id, watchers)?;
+        if let Some(topic) = &self.refused {
+            sink.remember_refused(topic);
+        }
+        Ok(sink)
+    }
+
+    async fn connect(&mut self) -> Result<(Replication, Lsn), SessionError> {
+        let postgres = &self.config.postgres;
+        let mut wire = Wire::connect(&postgres.conninfo).await?;
+        if !self.checked {
+            crate::prepare::prepare(&self.config, &mut wire).await?;
+            self.checked = true;
+        }
+        let found = match slot::look(&mut wire, &postgres.slot).await {
+            Err(SourceError::SlotMissing(slot)) if self.held => {
+                let reason = "it was dropped while walpost used it".to_owned();
+                return Err(SourceError::SlotLost { slot, reason }.into());
+            }
+            found => found?,
+        };
+        let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
+        self.held = true;
+        Ok((stream, found.confirmed))
+    }
+
+    /// What follows an error: a wait, or the end.
+    fn after(&mut self, error: &SessionError, backoff: &mut Backoff) -> Result<Duration, Ended> {
+        let text = chain(error);
+        self.note(error);
+        let (hint, ended) = match judge(error) {
+            Verdict::Retry => ("", None),
+            Verdict::RetrySlowly(hint) => (hint, None),
+            Verdict::Halt(hint) => (hint, Some(Ended::Halted)),
+            Verdict::SlotLost(hint) => (hint, Some(Ended::SlotLost)),
+        };
+        if let Some(ended) = ended {
+            self.shared.health.trouble(Part::Stream, format!("halted: {text}; {hint}"));
+            self.shared.metrics.halted.with_label_values(&[reason(error)]).set(1.0);
+            tracing::error!(error = text, remedy = hint, "halted");
+            return Err(ended);
+        }
+        if matches!(error, SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared)) {
+            tracing::warn!(error = text, "starting over with another way of sending");
+            return Ok(Duration::ZERO);
+        }
+        let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));
+        let mut wait = backoff.next_wait();
+        if !hint.is_empty() {
+            wait = wait.max(SLOW_WAIT);
+        }
+        if matches!(error, SessionError::Source(SourceError::ServerStopping)) {
+            wait = wait.max(STOPPING_WAIT);
+        }
+        if part(error) != Part::Stream {
+            self.shared.health.trouble(Part::Stream, "not streaming: waiting for the trouble beside this to pass");
+        }
+        if fresh {
+            tracing::warn!(error = text, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
+        }
+        Ok(wait)
+    }
+
+    fn note(&mut self, error: &SessionError) {
+        let metrics = &self.shared.metrics;
+        match error {
+            SessionError::Sink(error) => {
+                metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
+                match error {
+                    SinkError::Suspect { until, .. } => self.mode = Mode::Isolate { until: *until },
+                    SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
+                    _ => self.mode = Mode::Normal,
+                }
+            }
+            _ => metrics.reconnects.with_label_values(&["replication"]).inc(),
+        }
+    }
+}
+
+fn part(error: &SessionError) -> Part {
+    match error {
+        SessionError::Sink(SinkError::Refused { .. }) => Part::Topic,
+        SessionError::Sink(_) => Part::Kafka,
+        _ => Part::Stream,
+    }
+}
+
+fn sink_reason(error: &SinkError) -> &'static str {
+    match error {
+        SinkError::Refused { .. } => "topic_refused",
+        SinkError::Suspect { .. } => "batch_refused",
+        SinkError::Poison { .. } => "poison",
+        SinkError::Cleared => "isolation_over",
+        SinkError::Producer { .. } => "producer_failed",
+        SinkError::Settings(_) => "settings",
+    }
+}
+
+fn reason(error: &SessionError) -> &'static str {
+    match error {
+        SessionError::Source(SourceError::SlotLost { .. }) => "slot_lost",
+        SessionError::Source(_) => "postgres",
+        SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
+        SessionError::Sink(_) => "kafka",
+        SessionError::Table { .. } => "table",
+    }
+}
+
+/// Why nothing was started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A route is malformed.
+    #[error("route")]
+    Route(#[from] crate::route::RouteError),
+    /// A thread or the runtime could not be started.
+    #[error("start the runtime")]
+    Runtime(#[source] std::io::Error),
+}
+
+/// Runs the service: returns when it was told to stop, or when an error needs a human.
+pub fn run(config: Config) -> Result<Ended, StartError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("walpost")
+        .enable_all()
+        .build()
+        .map_err(StartError::Runtime)?;
+    let shared = Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::default() };
+    let (tell_wish, wish) = watch::channel(Wish::Run);
+    let (_tell_server, server) = watch::channel(Server::Fine);
+    let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
+    let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        postgres = config.postgres.conninfo.redacted(),
+        slot = config.postgres.slot,
+        brokers = config.kafka.brokers,
+        "starting"
+    );
+    let (tell_end, end) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("pipeline".into())
+        .spawn(move || {
+            let _ = tell_end.send(on_this_thread(supervisor));
+        })
+        .map_err(StartError::Runtime)?;
+    let ended = runtime.block_on(async {
+        tokio::spawn(obey_signals(tell_wish));
+        end.await
+    });
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
+    let ended = ended.unwrap_or(Ok(Ended::Halted))?;
+    tracing::info!(exit_code = ended.exit_code(), lsn = %shared.progress.confirmed_lsn(), "stopped");
+    Ok(ended)
+}
+
+fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
+    Ok(runtime.block_on(supervisor.run()))
+}
+
+/// The first SIGTERM or SIGINT drains, the second aborts.
+async fn obey_signals(wish: watch::Sender<Wish>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        tracing::error!("cannot listen for signals: only SIGKILL will stop this process");
+        return std::future::pending().await;
+    };
+    for next in [Wish::Drain, Wish::Abort] {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!(next = ?next, "told to stop");
+        wish.send_replace(next);
+    }
+    std::future::pending().await
+}

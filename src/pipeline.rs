@@ -1,0 +1,457 @@
+//! [`run_session`]: the one loop that joins source, stages, sink and confirms.
+//!
+//! One task, one socket, one producer. The loop works through what has arrived, takes in what was delivered, tells the
+//! server what is due, and waits. What the server is told is [`Sink::durable`] and nothing else. The hard part is a sink
+//! that is full: the event stays in the source's buffer and the socket is not read, but status updates go on, however long.
+
+use std::time::Duration;
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    clock,
+    config::Config,
+    decode::{DecodeError, Decoder},
+    encode::{BadHeaders, Headers, Record},
+    event::Position,
+    lsn::Lsn,
+    observe::{Metrics, Progress},
+    route::{RouteError, Router, Routes},
+    sink::{Queued, Sink, SinkError},
+    source::{
+        Event, Source, SourceError,
+        feedback::{Feedback, LOST_AFTER},
+        pgoutput::{Ignored, Relation, Row},
+    },
+};
+
+/// After so many events the loop looks at the clock, however much more has arrived.
+const EVENTS_PER_TURN: u32 = 512;
+/// A commit older than this when the server sent it: the stream is behind, bytes may pile up.
+const BEHIND_US: i64 = 20_000;
+/// How often the gauges are brought up to date while nothing else happens.
+const REFRESH: Duration = Duration::from_millis(250);
+
+/// What the operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wish {
+    /// Go on.
+    Run,
+    /// Read no more, wait for what is in flight (bounded), confirm, end.
+    Drain,
+    /// End now; what is not confirmed comes again.
+    Abort,
+}
+
+/// What the SQL link knows of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    /// Nothing to say.
+    Fine,
+    /// It is shutting down and must not be held up.
+    Stopping,
+}
+
+/// Wishes and news from outside of the loop.
+#[derive(Debug, Clone)]
+pub struct Signals {
+    /// What the operator wants.
+    pub wish: watch::Receiver<Wish>,
+    /// What the SQL link knows.
+    pub server: watch::Receiver<Server>,
+    /// How long a drain may take.
+    pub drain_timeout: Duration,
+}
+
+/// Where the loop tells how it stands.
+#[derive(Clone, Copy)]
+pub struct Telltale<'a> {
+    /// Metrics.
+    pub metrics: &'a Metrics,
+    /// Positions.
+    pub progress: &'a Progress,
+}
+
+/// Why a session ended before it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The source failed.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The sink failed.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// A table does not fit its mapping or routes.
+    #[error("table {table} does not fit the configuration")]
+    Table {
+        /// The table.
+        table: String,
+        /// Why.
+        #[source]
+        source: TableError,
+    },
+    /// An event cannot be published.
+    #[error("event {event_id} at {position} cannot be published")]
+    Poison {
+        /// The event; empty where the id itself is missing.
+        event_id: String,
+        /// Where it stands.
+        position: Position,
+        /// Why.
+        #[source]
+        source: PoisonError,
+    },
+}
+
+/// Why a table does not fit.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// Its columns.
+    #[error(transparent)]
+    Columns(#[from] DecodeError),
+    /// Its routes.
+    #[error(transparent)]
+    Routes(#[from] RouteError),
+}
+
+/// Why an event cannot be published.
+#[derive(Debug, thiserror::Error)]
+pub enum PoisonError {
+    /// Its row.
+    #[error(transparent)]
+    Row(#[from] DecodeError),
+    /// Its topic.
+    #[error(transparent)]
+    Topic(#[from] RouteError),
+    /// Its headers.
+    #[error(transparent)]
+    Headers(#[from] BadHeaders),
+}
+
+/// The pure stages between source and sink, bound to the tables as last described.
+pub struct Stages {
+    config: Config,
+    router: Router,
+    tables: Vec<Table>,
+    headers: Headers,
+}
+
+/// One outbox table as last described.
+struct Table {
+    oid: u32,
+    decoder: Decoder,
+    routes: Routes,
+    header_columns: Vec<(String, usize)>,
+}
+
+impl Stages {
+    /// Compiles the routes. Tables are bound when the server describes them.
+    pub fn new(config: &Config) -> Result<Self, RouteError> {
+        let router = Router::new(&config.route)?;
+        Ok(Self { config: config.clone(), router, tables: Vec::new(), headers: Headers::default() })
+    }
+
+    /// Forgets all descriptions: they belong to a connection.
+    pub fn forget(&mut self) {
+        self.tables.clear();
+    }
+
+    fn describe(&mut self, relation: &Relation) -> Result<(), SessionError> {
+        self.tables.retain(|table| table.oid != relation.oid);
+        let name = format!("{}.{}", relation.schema, relation.table);
+        let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
+        let ours = |outbox: &&crate::config::OutboxConfig| {
+            outbox.table.schema == relation.schema && outbox.table.table == relation.table
+        };
+        let Some(outbox) = self.config.outboxes.iter().find(ours) else { return Ok(()) };
+        let decoder = Decoder::new(relation, outbox).map_err(|error| failed(error.into()))?;
+        let routes = self.router.bind(&decoder, &name).map_err(|error| failed(error.into()))?;
+        let index = |(header, column): &(String, String)| {
+            let missing = || crate::decode::missing(relation, column, &format!("header {header:?}"));
+            decoder.index_of(column).map(|index| (header.clone(), index)).ok_or_else(|| failed(missing().into()))
+        };
+        let header_columns = outbox.header_columns.iter().map(index).collect::<Result<_, _>>()?;
+        self.tables.push(Table { oid: relation.oid, decoder, routes, header_columns });
+        Ok(())
+    }
+
+    fn publish<S: Sink>(&mut self, oid: u32, row: Row<'_>, open: Open, sink: &mut S) -> Result<Sent, SessionError> {
+        let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else { return Ok(Sent::NotOurs) };
+        let position = open.position;
+        let poison = |event_id: &[u8], source: PoisonError| SessionError::Poison {
+            event_id: String::from_utf8_lossy(event_id).into_owned(),
+            position,
+            source,
+        };
+        let (event, cells) =
+            table.decoder.decode(row, position, open.commit_us).map_err(|error| poison(b"", error.into()))?;
+        let topic =
+            table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
+        self.headers
+            .fill(&event, &cells, &table.header_columns)
+            .map_err(|error| poison(event.id, error.into()))?;
+        let record = Record {
+            topic,
+            key: event.key,
+            value: event.payload,
+            headers: &self.headers,
+            timestamp_ms: event.timestamp_ms,
+            event_id: event.id,
+        };
+        Ok(match sink.enqueue(position, open.commit_us, &record)? {
+            Queued::Accepted => Sent::Yes,
+            Queued::Full => Sent::Full,
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Yes,
+    Full,
+    NotOurs,
+}
+
+/// The transaction that is being received.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    commit_us: i64,
+    /// Of the next event.
+    position: Position,
+}
+
+/// State of the loop.
+struct Session<'a> {
+    open: Option<Open>,
+    received: Lsn,
+    behind: bool,
+    full_since: Option<Instant>,
+    clock_ahead_us: i64,
+    feedback: Feedback,
+    telltale: Telltale<'a>,
+}
+
+/// Runs one session from the slot's confirmed position until it fails or the operator wants it to end.
+pub async fn run_session<So: Source, Si: Sink>(
+    source: &mut So,
+    sink: &mut Si,
+    (stages, confirmed): (&mut Stages, Lsn),
+    signals: &mut Signals,
+    telltale: Telltale<'_>,
+) -> Result<(), SessionError> {
+    stages.forget();
+    sink.recover(confirmed)?;
+    let mut session = Session {
+        open: None,
+        received: confirmed,
+        behind: false,
+        full_since: None,
+        clock_ahead_us: telltale.progress.clock_ahead_us(),
+        feedback: Feedback::new(Instant::now(), confirmed),
+        telltale,
+    };
+    let outcome = session.stream(source, sink, stages, signals).await;
+    session.tell(sink);
+    outcome
+}
+
+impl Session<'_> {
+    async fn stream<So: Source, Si: Sink>(
+        &mut self,
+        source: &mut So,
+        sink: &mut Si,
+        stages: &mut Stages,
+        signals: &mut Signals,
+    ) -> Result<(), SessionError> {
+        let mut refreshed = Instant::now();
+        loop {
+            if *signals.wish.borrow_and_update() > Wish::Run {
+                return self.drain(source, sink, signals).await;
+            }
+            let more = self.work(source, sink, stages)?;
+            sink.tick(self.clock_ahead_us)?;
+            let now = Instant::now();
+            self.check_link(source, sink, now, signals)?;
+            if let Some(update) = self.feedback.due(now, self.received, sink.durable()) {
+                source.send_status(update);
+            }
+            if now.duration_since(refreshed) >= REFRESH || sink.in_flight().0 == 0 {
+                self.tell(sink);
+                refreshed = now;
+            }
+            let full = self.full_since.is_some();
+            let deadline = self.feedback.deadline(now);
+            if more {
+                // only what is owed to the server; the rest waits in the buffer already
+                if source.owes() {
+                    tokio::select! {
+                        biased;
+                        sent = source.drive(false, false) => sent?,
+                        () = std::future::ready(()) => {}
+                    }
+                }
+                continue;
+            }
+            // the order: wishes first, then news that make room or bring work, the timer last
+            tokio::select! {
+                biased;
+                _ = signals.wish.changed() => {}
+                _ = signals.server.changed() => {}
+                () = sink.ready(), if full => {}
+                moved = source.drive(!full, self.behind), if !full || source.owes() => moved?,
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+            if full {
+                source.forgive_silence();
+            }
+        }
+    }
+
+    /// Works through what has arrived. True when it stopped to look at the clock and not for want of events or room.
+    fn work<So: Source, Si: Sink>(
+        &mut self,
+        source: &mut So,
+        sink: &mut Si,
+        stages: &mut Stages,
+    ) -> Result<bool, SessionError> {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(event) = source.peek()? else {
+                self.has_room();
+                return Ok(false);
+            };
+            if !self.take(event, sink, stages)? {
+                self.full_since.get_or_insert_with(Instant::now);
+                return Ok(false);
+            }
+            source.consume();
+        }
+        self.has_room();
+        Ok(true)
+    }
+
+    /// Takes one event in; false when the sink has no room for it.
+    fn take<Si: Sink>(&mut self, event: Event<'_>, sink: &mut Si, stages: &mut Stages) -> Result<bool, SessionError> {
+        match event {
+            Event::Begin { commit_lsn, commit_us, sent_us } => {
+                self.open = Some(Open { commit_us, position: Position { commit_lsn, ordinal: 0 } });
+                self.behind = sent_us - commit_us > BEHIND_US;
+                self.set_clock(sent_us);
+            }
+            Event::Insert { relation, row } => {
+                let Some(open) = self.open else { return Err(outside("a row")) };
+                match stages.publish(relation.oid, row, open, sink)? {
+                    Sent::Full => return Ok(false),
+                    Sent::NotOurs => self.ignored("other_table"),
+                    Sent::Yes => self.count_event(),
+                }
+            }
+            Event::Commit { end_lsn } => {
+                if self.open.take().is_none() {
+                    return Err(outside("a commit"));
+                }
+                self.received = self.received.max(end_lsn);
+                sink.seal(end_lsn);
+                self.telltale.metrics.transactions.inc();
+            }
+            Event::Keepalive { wal_end, sent_us, reply_requested } => {
+                self.set_clock(sent_us);
+                self.feedback.keepalive(Instant::now(), wal_end, reply_requested);
+                // outside a transaction it is an empty one; inside, what it says may lie behind rows still to come
+                if self.open.is_none() {
+                    self.received = self.received.max(wal_end);
+                    self.behind = false;
+                    sink.seal(wal_end);
+                }
+            }
+            Event::Relation(relation) => stages.describe(relation)?,
+            Event::Ignored(Ignored::Update) => self.ignored("update"),
+            Event::Ignored(Ignored::Delete) => self.ignored("delete"),
+            Event::Ignored(Ignored::Truncate) => self.ignored("truncate"),
+            Event::Ignored(Ignored::Type | Ignored::Origin) => {}
+            Event::Logical => self.ignored("message"),
+        }
+        Ok(true)
+    }
+
+    fn count_event(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.position.ordinal += 1;
+        }
+    }
+
+    fn ignored(&self, kind: &str) {
+        self.telltale.metrics.ignored_changes.with_label_values(&[kind]).inc();
+    }
+
+    fn set_clock(&mut self, sent_us: i64) {
+        self.clock_ahead_us = sent_us - clock::unix_us();
+    }
+
+    fn has_room(&mut self) {
+        if let Some(since) = self.full_since.take() {
+            self.telltale.metrics.backpressure.inc_by(since.elapsed().as_secs_f64());
+        }
+    }
+
+    fn check_link<So: Source, Si: Sink>(
+        &self,
+        source: &So,
+        sink: &Si,
+        now: Instant,
+        signals: &mut Signals,
+    ) -> Result<(), SourceError> {
+        let reading = self.full_since.is_none();
+        if reading && now.duration_since(source.last_received()) >= LOST_AFTER {
+            return Err(SourceError::Silent);
+        }
+        // a server that stops waits for our confirm; one that cannot come must not hold it up
+        let stopping = *signals.server.borrow_and_update() == Server::Stopping;
+        let held_up = stopping && (!reading || sink.in_flight().0 > 0);
+        if held_up || self.feedback.blocks_shutdown(now) && sink.in_flight().0 > 0 {
+            return Err(SourceError::ServerStopping);
+        }
+        Ok(())
+    }
+
+    /// Waits for what is in flight, as long as the drain may take, then confirms once more.
+    async fn drain<So: Source, Si: Sink>(
+        &mut self,
+        source: &mut So,
+        sink: &mut Si,
+        signals: &mut Signals,
+    ) -> Result<(), SessionError> {
+        let end = Instant::now() + signals.drain_timeout;
+        loop {
+            sink.tick(self.clock_ahead_us)?;
+            let now = Instant::now();
+            let finished = sink.in_flight().0 == 0 || now >= end || *signals.wish.borrow_and_update() == Wish::Abort;
+            if finished {
+                break;
+            }
+            if let Some(update) = self.feedback.due(now, self.received, sink.durable()) {
+                source.send_status(update);
+            }
+            let deadline = self.feedback.deadline(now).min(end);
+            tokio::select! {
+                biased;
+                _ = signals.wish.changed() => {}
+                () = sink.ready() => {}
+                moved = source.drive(false, false), if source.owes() => moved?,
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+        }
+        source.send_status(self.feedback.force(Instant::now(), self.received, sink.durable(), false));
+        let sent = tokio::time::timeout(Duration::from_secs(1), source.drive(false, false)).await;
+        sent.unwrap_or(Ok(())).map_err(SessionError::from)
+    }
+
+    fn tell<Si: Sink>(&self, sink: &Si) {
+        let progress = self.telltale.progress;
+        progress.set_clock_ahead_us(self.clock_ahead_us);
+        progress.set(self.received, self.feedback.confirmed(), sink.in_flight(), sink.oldest_commit_us());
+    }
+}
+
+fn outside(what: &str) -> SessionError {
+    SourceError::Protocol(format!("{what} outside of a transaction")).into()
+}

@@ -1,0 +1,438 @@
+//! [`KafkaSink`]: at-least-once delivery with an idempotent producer.
+//!
+//! Owns the producer, its poll thread, and the [`AckTracker`]. A session has one producer: when a delivery fails for good,
+//! everything not acknowledged is thrown away with it, and the stream resumes from the slot. So nothing is ever sent again
+//! beside its successors, and no later record overtakes an earlier one. The hard part is a refused batch: the broker
+//! refuses it whole and does not say which record was at fault, so the next session sends each record alone
+//! ([`Mode::Isolate`]) until the culprit is certain or all suspects are through.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use prometheus::{IntCounter, local::LocalHistogram};
+use rdkafka::{
+    ClientConfig,
+    producer::{Producer, PurgeConfig},
+    types::RDKafkaErrorCode,
+};
+use tokio::time::Instant;
+
+use super::{
+    Queued, Sink, SinkError,
+    kafka_error::{self, Verdict},
+    produce::{SessionProducer, TopicHandle},
+    reports::{Context, Report, Reports},
+    topics::{Creator, TopicState, TopicWatch},
+};
+use crate::{
+    ack::{AckTracker, Bounds, Load, Ticket},
+    config::{KafkaConfig, LimitsConfig},
+    encode::Record,
+    event::Position,
+    lsn::Lsn,
+    observe::{Health, Metrics, Part},
+};
+
+/// Events in flight for so long without any delivery make walpost unready.
+const STALLED_AFTER: Duration = Duration::from_secs(10);
+/// How long the reports of a producer that died are waited for, since they name the cause.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
+/// How a session sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// In batches.
+    Normal,
+    /// Each record alone, until everything up to this position is delivered.
+    Isolate {
+        /// The position.
+        until: Lsn,
+    },
+}
+
+/// Sends records to Kafka.
+pub struct KafkaSink {
+    producer: Arc<SessionProducer>,
+    reports: Arc<Reports>,
+    watch: TopicWatch,
+    stop: Arc<AtomicBool>,
+    tracker: AckTracker,
+    topics: Topics,
+    mode: Mode,
+    /// In isolation: who is on its way, to name the culprit.
+    alone: VecDeque<(Ticket, String)>,
+    /// The furthest position that anything handed over belongs to.
+    furthest: Lsn,
+    last_delivery: Instant,
+    fatal_since: Option<Instant>,
+    taken: Vec<Report>,
+    metrics: Arc<Metrics>,
+    commit_to_ack: LocalHistogram,
+    health: Arc<Health>,
+    held: Option<String>,
+    /// A topic that refused records in the session before: ready again only once it takes one.
+    refused: Option<String>,
+    troubled: bool,
+}
+
+/// The topics of this producer, by name and by number.
+#[derive(Default)]
+struct Topics {
+    numbers: HashMap<String, u32>,
+    ready: Vec<Topic>,
+    asked: Option<String>,
+}
+
+struct Topic {
+    handle: TopicHandle,
+    published: IntCounter,
+    bytes: IntCounter,
+}
+
+impl KafkaSink {
+    /// Makes a producer and lets it connect. Brokers that are away are no error.
+    pub fn start(
+        config: &KafkaConfig,
+        limits: LimitsConfig,
+        mode: Mode,
+        client_id: &str,
+        (metrics, health): (Arc<Metrics>, Arc<Health>),
+    ) -> Result<Self, SinkError> {
+        let settings = client_config(config, mode, client_id);
+        let reports = Arc::new(Reports::default());
+        let context = Context { reports: Arc::clone(&reports), health: Arc::clone(&health) };
+        let failed = |error: rdkafka::error::KafkaError| SinkError::Settings(error.to_string());
+        let producer: Arc<SessionProducer> = Arc::new(settings.create_with_context(context).map_err(failed)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = |error: std::io::Error| SinkError::Settings(format!("start a thread: {error}"));
+        poll(Arc::clone(&producer), Arc::clone(&stop)).map_err(thread)?;
+        let create = Creator::new(config, &admin_config(config)).map_err(failed)?;
+        let watch = TopicWatch::start(Arc::clone(&producer), Arc::clone(&reports), Arc::clone(&health), create);
+        let bounds = match mode {
+            Mode::Normal => Bounds { events: limits.in_flight_events, bytes: limits.in_flight_bytes },
+            Mode::Isolate { .. } => Bounds { events: limits.in_flight_events.min(64), bytes: limits.in_flight_bytes },
+        };
+        Ok(Self {
+            producer,
+            reports,
+            watch: watch.map_err(thread)?,
+            stop,
+            tracker: AckTracker::new(bounds),
+            topics: Topics::default(),
+            mode,
+            alone: VecDeque::new(),
+            furthest: Lsn::ZERO,
+            last_delivery: Instant::now(),
+            fatal_since: None,
+            taken: Vec::new(),
+            commit_to_ack: metrics.commit_to_ack.local(),
+            metrics,
+            health,
+            held: None,
+            refused: None,
+            troubled: true,
+        })
+    }
+
+    /// True while nothing was ever handed over: then another session may begin with this producer.
+    pub fn is_fresh(&self) -> bool {
+        self.furthest == Lsn::ZERO
+    }
+
+    /// Remembers that a topic refused records in an earlier session.
+    pub fn remember_refused(&mut self, topic: &str) {
+        self.refused = Some(topic.to_owned());
+    }
+
+    /// The number of the record's topic, or `None` while it is not known to be there.
+    fn topic(&mut self, name: &str) -> Result<Option<u32>, SinkError> {
+        if let Some(number) = self.topics.numbers.get(name) {
+            return Ok(Some(*number));
+        }
+        match self.watch.answer(name) {
+            Some(TopicState::Present) => {
+                self.release(name);
+                self.open_topic(name).map(Some)
+            }
+            Some(TopicState::Absent(why)) => {
+                self.hold(name, &why);
+                Ok(None)
+            }
+            None => {
+                if self.topics.asked.as_deref() != Some(name) {
+                    self.watch.ask(name);
+                    self.topics.asked = Some(name.to_owned());
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn open_topic(&mut self, name: &str) -> Result<u32, SinkError> {
+        let poison = || SinkError::Settings(format!("librdkafka refuses the topic name {name:?}"));
+        let handle = TopicHandle::new(&self.producer, name).ok_or_else(poison)?;
+        let number = u32::try_from(self.topics.ready.len()).unwrap_or(u32::MAX);
+        let published = self.metrics.events_published.with_label_values(&[name]);
+        let bytes = self.metrics.published_bytes.with_label_values(&[name]);
+        self.topics.ready.push(Topic { handle, published, bytes });
+        self.topics.numbers.insert(name.to_owned(), number);
+        self.topics.asked = None;
+        Ok(number)
+    }
+
+    fn hold(&mut self, topic: &str, why: &str) {
+        let reason = format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
+        if self.health.trouble(Part::Topic, reason) {
+            tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
+            self.metrics.delivery_errors.with_label_values(&[topic, "UnknownTopicOrPartition"]).inc();
+        }
+        self.held = Some(topic.to_owned());
+    }
+
+    fn release(&mut self, topic: &str) {
+        if self.held.take().is_some() {
+            if self.refused.is_none() {
+                self.health.well(Part::Topic);
+            }
+            tracing::info!(topic, "the topic is there, events follow");
+        }
+    }
+
+    fn take_reports(&mut self, clock_ahead_us: i64) -> Result<(), SinkError> {
+        let mut taken = std::mem::take(&mut self.taken);
+        self.reports.take(&mut taken);
+        let mut failure = None;
+        for report in taken.drain(..) {
+            match report.failure {
+                None => self.delivered(report.ticket, report.at_us + clock_ahead_us),
+                Some(failed) => self.failed(report.ticket, *failed, &mut failure),
+            }
+        }
+        self.taken = taken;
+        self.commit_to_ack.flush();
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn delivered(&mut self, ticket: Ticket, at_us: i64) {
+        let Some(load) = self.tracker.complete(ticket) else { return };
+        if let Some(topic) = self.topics.ready.get(load.topic as usize) {
+            topic.published.inc();
+            topic.bytes.inc_by(u64::from(load.weight).saturating_sub(Record::OVERHEAD as u64));
+        }
+        self.commit_to_ack.observe(at_us.saturating_sub(load.commit_us).max(0) as f64 / 1e6);
+        self.last_delivery = Instant::now();
+        if self.troubled {
+            self.troubled = false;
+            self.watch.set_stalled(false);
+            self.health.well(Part::Kafka);
+        }
+        if self.refused.is_some() && self.refused.as_deref().and_then(|name| self.topics.numbers.get(name)) == Some(&load.topic) {
+            self.refused = None;
+            self.health.well(Part::Topic);
+            tracing::info!("the topic takes records again");
+        }
+        if self.alone.front().is_some_and(|(first, _)| *first == ticket) {
+            self.alone.pop_front();
+        }
+    }
+
+    /// The first failure that says something by itself decides.
+    fn failed(&mut self, ticket: Ticket, (code, topic): (RDKafkaErrorCode, String), first: &mut Option<SinkError>) {
+        let verdict = kafka_error::judge(code);
+        if verdict == Verdict::Consequence || first.is_some() {
+            return;
+        }
+        let code = kafka_error::name(code);
+        self.metrics.delivery_errors.with_label_values(&[&topic, &code]).inc();
+        *first = Some(match (verdict, self.mode) {
+            (Verdict::Wait, _) => SinkError::Refused { topic, code },
+            (Verdict::Suspect, Mode::Isolate { .. }) => {
+                let culprit = self.alone.iter().find(|(alone, _)| *alone == ticket);
+                let event_id = culprit.map_or_else(String::new, |(_, id)| id.clone());
+                SinkError::Poison { event_id, topic, code }
+            }
+            (Verdict::Suspect, Mode::Normal) => SinkError::Suspect { topic, code, until: self.furthest },
+            _ => SinkError::Producer { code },
+        });
+    }
+
+    fn check_fatal(&mut self) -> Result<(), SinkError> {
+        if !self.reports.is_fatal() {
+            return Ok(());
+        }
+        if self.fatal_since.get_or_insert_with(Instant::now).elapsed() < LAST_WORDS {
+            return Ok(());
+        }
+        let code = self.producer.client().fatal_error().map_or(RDKafkaErrorCode::Fatal, |(code, _)| code);
+        Err(SinkError::Producer { code: kafka_error::name(code) })
+    }
+
+    fn watch_for_stall(&mut self) {
+        if self.tracker.in_flight().0 == 0 {
+            self.last_delivery = Instant::now();
+        } else if self.last_delivery.elapsed() > STALLED_AFTER {
+            self.troubled = true;
+            self.watch.set_stalled(true);
+            let reason = "kafka acknowledges nothing: events have been in flight for more than 10 s";
+            if self.health.trouble(Part::Kafka, reason) {
+                tracing::warn!("{reason}");
+            }
+        }
+    }
+}
+
+impl Sink for KafkaSink {
+    fn recover(&mut self, confirmed: Lsn) -> Result<(), SinkError> {
+        self.tracker.open(confirmed);
+        Ok(())
+    }
+
+    fn enqueue(&mut self, position: Position, commit_us: i64, record: &Record<'_>) -> Result<Queued, SinkError> {
+        let Some(topic) = self.topic(record.topic)? else { return Ok(Queued::Full) };
+        let weight = u32::try_from(record.weight()).unwrap_or(u32::MAX);
+        let Some(ticket) = self.tracker.track(Load { weight, topic, commit_us }) else { return Ok(Queued::Full) };
+        let word = usize::try_from(ticket.to_word()).unwrap_or(usize::MAX);
+        match self.topics.ready[topic as usize].handle.produce(record, word) {
+            Ok(()) => {
+                self.furthest = self.furthest.max(Lsn(position.commit_lsn.0 + 1));
+                if self.mode != Mode::Normal {
+                    self.alone.push_back((ticket, String::from_utf8_lossy(record.event_id).into_owned()));
+                }
+                Ok(Queued::Accepted)
+            }
+            Err(RDKafkaErrorCode::QueueFull) => {
+                self.tracker.untrack(ticket);
+                Ok(Queued::Full)
+            }
+            Err(code) => {
+                self.tracker.untrack(ticket);
+                let (topic, name) = (record.topic.to_owned(), kafka_error::name(code));
+                self.metrics.delivery_errors.with_label_values(&[&topic, &name]).inc();
+                Err(match kafka_error::judge(code) {
+                    Verdict::Wait => SinkError::Refused { topic, code: name },
+                    Verdict::Suspect => {
+                        let event_id = String::from_utf8_lossy(record.event_id).into_owned();
+                        SinkError::Poison { event_id, topic, code: name }
+                    }
+                    Verdict::Consequence | Verdict::Rebuild => SinkError::Producer { code: name },
+                })
+            }
+        }
+    }
+
+    fn seal(&mut self, end: Lsn) {
+        self.tracker.seal(end);
+    }
+
+    fn durable(&self) -> Lsn {
+        self.tracker.watermark()
+    }
+
+    fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError> {
+        self.take_reports(clock_ahead_us)?;
+        self.check_fatal()?;
+        self.watch_for_stall();
+        match self.mode {
+            Mode::Isolate { until } if self.durable() >= until && self.tracker.in_flight().0 == 0 => {
+                Err(SinkError::Cleared)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn ready(&self) {
+        let flying = usize::try_from(self.tracker.in_flight().0).unwrap_or(usize::MAX);
+        // a quarter of what flies: waking for each would cost as much as sending it
+        self.reports.wait_for(flying / 4).await;
+    }
+
+    fn in_flight(&self) -> (u64, u64) {
+        self.tracker.in_flight()
+    }
+
+    fn oldest_commit_us(&self) -> i64 {
+        self.tracker.oldest_commit_us()
+    }
+}
+
+impl Drop for KafkaSink {
+    fn drop(&mut self) {
+        // what was not acknowledged comes again from the slot; a producer that went on sending it would be in its way
+        self.producer.purge(PurgeConfig::default().queue().inflight());
+        self.stop.store(true, Relaxed);
+    }
+}
+
+/// Delivery reports, errors and statistics all come from here; it must run before the first connect.
+fn poll(producer: Arc<SessionProducer>, stop: Arc<AtomicBool>) -> std::io::Result<()> {
+    let run = move || {
+        while !stop.load(Relaxed) {
+            producer.poll(Duration::from_millis(100));
+        }
+    };
+    std::thread::Builder::new().name("kafka-poll".into()).spawn(run).map(|_| ())
+}
+
+/// What walpost sets: first what an operator may change, then what an operator named, then what guards the guarantees.
+fn client_config(config: &KafkaConfig, mode: Mode, client_id: &str) -> ClientConfig {
+    let mut settings = ClientConfig::new();
+    let defaults = [
+        ("client.id", client_id),
+        ("linger.ms", "1"),
+        ("compression.type", "lz4"),
+        // what counts is what the broker counts, after compression; its refusal is final, ours would be a guess
+        ("message.max.bytes", "1000000000"),
+        ("batch.num.messages", "10000"),
+        ("queue.buffering.max.messages", "1000000"),
+        ("queue.buffering.max.kbytes", "2097151"),
+        ("socket.keepalive.enable", "true"),
+        ("socket.timeout.ms", "30000"),
+        ("reconnect.backoff.ms", "20"),
+        ("reconnect.backoff.max.ms", "1000"),
+        ("retry.backoff.max.ms", "1000"),
+        ("topic.metadata.refresh.interval.ms", "60000"),
+        ("allow.auto.create.topics", "false"),
+        ("enable.metrics.push", "false"),
+    ];
+    for (key, value) in defaults {
+        settings.set(key, value);
+    }
+    for (key, value) in &config.properties {
+        settings.set(key, value.expose());
+    }
+    let guards = [
+        ("bootstrap.servers", config.brokers.as_str()),
+        ("enable.idempotence", "true"),
+        ("acks", "all"),
+        ("max.in.flight.requests.per.connection", "5"),
+        ("message.timeout.ms", "0"),
+        ("enable.gapless.guarantee", "true"),
+        ("partitioner", "murmur2_random"),
+    ];
+    for (key, value) in guards {
+        settings.set(key, value);
+    }
+    if mode != Mode::Normal {
+        settings.set("batch.num.messages", "1").set("linger.ms", "0");
+        settings.set("max.in.flight.requests.per.connection", "1");
+    }
+    settings
+}
+
+/// An admin client of the same cluster.
+pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
+    let mut settings = ClientConfig::new();
+    settings.set("bootstrap.servers", &config.brokers).set("log_level", "0");
+    for (key, value) in &config.properties {
+        if key.starts_with("security.") || key.starts_with("sasl.") || key.starts_with("ssl.") {
+            settings.set(key, value.expose());
+        }
+    }
+    settings
+}

@@ -1,0 +1,91 @@
+//! Where records go, and how their delivery is known.
+//!
+//! A [`Sink`] takes records in commit order and says with [`Sink::durable`] up to where the log is delivered: the only
+//! source of what may be confirmed. It knows nothing of Postgres. The shape leaves room for a sink whose position is
+//! written in the same Kafka transaction as the records.
+
+pub mod kafka;
+pub mod kafka_error;
+mod produce;
+mod reports;
+mod topics;
+
+use std::future::Future;
+
+use crate::{encode::Record, event::Position, lsn::Lsn};
+pub use kafka::{KafkaSink, Mode};
+
+/// What became of a record that was handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queued {
+    /// It is on its way.
+    Accepted,
+    /// Not taken: there is no room, or its topic is not there yet. Try the same record again when [`Sink::ready`] says so.
+    Full,
+}
+
+/// Takes records and knows when they are delivered.
+pub trait Sink {
+    /// Begins a session at the position that the slot has confirmed. Called once the slot is held.
+    fn recover(&mut self, confirmed: Lsn) -> Result<(), SinkError>;
+    /// Hands a record over. `commit_us`: when its transaction was committed, by the server's clock.
+    fn enqueue(&mut self, position: Position, commit_us: i64, record: &Record<'_>) -> Result<Queued, SinkError>;
+    /// A transaction ends here, or the server has decoded up to here outside of one: the only points that can become
+    /// durable.
+    fn seal(&mut self, end: Lsn);
+    /// Everything before this position is delivered.
+    fn durable(&self) -> Lsn;
+    /// Takes in what is known by now of deliveries. `clock_ahead_us`: the server's clock minus ours.
+    fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError>;
+    /// Returns when a [`Self::tick`] may change something for a sink that was full. Cancel-safe.
+    fn ready(&self) -> impl Future<Output = ()>;
+    /// Records and bytes that are not delivered yet.
+    fn in_flight(&self) -> (u64, u64);
+    /// Commit time (µs, server's clock) of the oldest transaction that is not delivered; 0 when all are.
+    fn oldest_commit_us(&self) -> i64;
+}
+
+/// Why a sink cannot go on. The stream resumes from the slot with a new producer, or walpost halts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SinkError {
+    /// A topic does not take records until an operator mends something.
+    #[error("topic {topic:?} takes no records: {code}")]
+    Refused {
+        /// The topic.
+        topic: String,
+        /// librdkafka's name of the error.
+        code: String,
+    },
+    /// A batch was refused for what is in it. Which record is at fault is found by sending each alone.
+    #[error("a batch for topic {topic:?} was refused: {code}; looking for the record at fault")]
+    Suspect {
+        /// The topic.
+        topic: String,
+        /// librdkafka's name of the error.
+        code: String,
+        /// Each record up to here is to be sent alone.
+        until: Lsn,
+    },
+    /// The record at fault is found.
+    #[error("event {event_id} is refused by topic {topic:?}: {code}")]
+    Poison {
+        /// The event.
+        event_id: String,
+        /// The topic.
+        topic: String,
+        /// librdkafka's name of the error.
+        code: String,
+    },
+    /// The suspects are all delivered; go back to normal batches.
+    #[error("every suspect record was delivered")]
+    Cleared,
+    /// The producer is dead.
+    #[error("the producer failed: {code}")]
+    Producer {
+        /// librdkafka's name of the error.
+        code: String,
+    },
+    /// No producer could be made of the settings.
+    #[error("make a producer: {0}")]
+    Settings(String),
+}

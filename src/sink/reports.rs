@@ -1,0 +1,140 @@
+//! [`Reports`]: the one thing that crosses from the producer's poll thread to the pipeline.
+//!
+//! The callback only hands the outcome over. The lock is held for a push, or for the exchange of two vectors.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+};
+
+use rdkafka::{
+    ClientContext, Message,
+    config::RDKafkaLogLevel,
+    error::KafkaError,
+    message::DeliveryResult,
+    producer::{NoCustomPartitioner, ProducerContext},
+    types::RDKafkaErrorCode,
+};
+use tokio::sync::Notify;
+
+use crate::{
+    ack::Ticket,
+    clock,
+    observe::{Health, Part},
+};
+use std::sync::Arc;
+
+/// The outcome of one record.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Which record.
+    pub ticket: Ticket,
+    /// When it became known, Unix µs.
+    pub at_us: i64,
+    /// The code and the topic, when it was not delivered.
+    pub failure: Option<Box<(RDKafkaErrorCode, String)>>,
+}
+
+/// Outcomes on their way to the pipeline.
+#[derive(Debug, Default)]
+pub struct Reports {
+    arrived: Mutex<Vec<Report>>,
+    /// Wake the pipeline once this many have arrived; `usize::MAX`: it does not wait.
+    wake_at: AtomicUsize,
+    wake: Notify,
+    fatal: AtomicBool,
+}
+
+impl Reports {
+    fn push(&self, report: Report) {
+        let failed = report.failure.is_some();
+        let count = {
+            let mut arrived = self.lock();
+            arrived.push(report);
+            arrived.len()
+        };
+        if failed || count >= self.wake_at.load(Relaxed) {
+            self.wake_at.store(usize::MAX, Relaxed);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Takes all that has arrived; `empty` is what they are exchanged for.
+    pub fn take(&self, empty: &mut Vec<Report>) {
+        std::mem::swap(&mut *self.lock(), empty);
+    }
+
+    /// Something other than a report is worth a look.
+    pub fn nudge(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Waits until `count` reports have arrived, or a nudge.
+    pub async fn wait_for(&self, count: usize) {
+        self.wake_at.store(count.max(1), Relaxed);
+        if self.lock().len() < count.max(1) {
+            self.wake.notified().await;
+        }
+        self.wake_at.store(usize::MAX, Relaxed);
+    }
+
+    /// Whether the producer said that it is dead.
+    pub fn is_fatal(&self) -> bool {
+        self.fatal.load(Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Report>> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the producer calls, on its poll thread.
+pub struct Context {
+    /// Where outcomes go.
+    pub reports: Arc<Reports>,
+    /// Where trouble with the brokers is noted.
+    pub health: Arc<Health>,
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        // state changes are told by health; this is detail, and in an outage a lot of it
+        tracing::debug!(target: "walpost::librdkafka", ?level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let Some(code) = error.rdkafka_error_code() else { return };
+        match code {
+            RDKafkaErrorCode::Fatal => {
+                self.reports.fatal.store(true, Relaxed);
+                self.reports.nudge();
+            }
+            RDKafkaErrorCode::AllBrokersDown
+            | RDKafkaErrorCode::Authentication
+            | RDKafkaErrorCode::SaslAuthenticationFailed
+            | RDKafkaErrorCode::SSL
+            | RDKafkaErrorCode::Resolve => {
+                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {code}")) {
+                    tracing::warn!(%code, reason, "kafka is unreachable");
+                }
+            }
+            _ => tracing::debug!(%code, reason, "kafka client error"),
+        }
+    }
+}
+
+impl ProducerContext<NoCustomPartitioner> for Context {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, word: usize) {
+        let failure = match result {
+            Ok(_) => None,
+            Err((error, message)) => {
+                let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
+                Some(Box::new((code, message.topic().to_owned())))
+            }
+        };
+        self.reports.push(Report { ticket: Ticket::from_word(word as u64), at_us: clock::unix_us(), failure });
+    }
+}
+

@@ -1,0 +1,220 @@
+//! [`TopicWatch`]: a thread that asks the brokers about topics, so that the pipeline never waits for an answer.
+//!
+//! It answers "is this topic there" for each topic once, again and again while the topic is missing, creates it where that
+//! is wanted, and in between asks for anything at all, to know whether the brokers are there.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use rdkafka::{
+    ClientConfig,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    error::{KafkaError, RDKafkaErrorCode},
+    producer::Producer,
+};
+
+use super::{produce::SessionProducer, reports::Reports};
+use crate::{
+    config::KafkaConfig,
+    observe::{Health, Part},
+};
+
+/// How often the brokers are asked when nothing is to be known.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// How often a missing topic is asked for.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// How long one answer may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(4);
+
+/// What is known of a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TopicState {
+    /// It is there.
+    Present,
+    /// It is not, or may not be seen; says why.
+    Absent(String),
+}
+
+/// What the thread shares with the sink.
+#[derive(Debug, Default)]
+struct Shared {
+    answers: Mutex<HashMap<String, TopicState>>,
+    stop: AtomicBool,
+    /// The sink has waited too long for deliveries: answers alone do not make the brokers well.
+    stalled: AtomicBool,
+}
+
+/// The sink's side of the thread.
+pub struct TopicWatch {
+    questions: Sender<String>,
+    shared: Arc<Shared>,
+}
+
+impl TopicWatch {
+    /// Starts the thread.
+    pub fn start(
+        producer: Arc<SessionProducer>,
+        reports: Arc<Reports>,
+        health: Arc<Health>,
+        create: Option<Creator>,
+    ) -> std::io::Result<Self> {
+        let (questions, asked) = channel();
+        let shared = Arc::new(Shared::default());
+        let watch = Watch { producer, reports, health, create, shared: Arc::clone(&shared), known: None };
+        std::thread::Builder::new().name("kafka-topics".into()).spawn(move || watch.run(&asked))?;
+        Ok(Self { questions, shared })
+    }
+
+    /// Asks about a topic. The answer comes with a nudge of the reports.
+    pub fn ask(&self, topic: &str) {
+        // the thread lives as long as `self`; without it no answer comes and the record waits, as it should
+        let _ = self.questions.send(topic.to_owned());
+    }
+
+    /// Takes the answer about a topic, if there is one.
+    pub fn answer(&self, topic: &str) -> Option<TopicState> {
+        self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner).remove(topic)
+    }
+
+    /// Says whether deliveries have stalled.
+    pub fn set_stalled(&self, stalled: bool) {
+        self.shared.stalled.store(stalled, Relaxed);
+    }
+}
+
+impl Drop for TopicWatch {
+    fn drop(&mut self) {
+        // not joined: it may be waiting for a broker that is away
+        self.shared.stop.store(true, Relaxed);
+    }
+}
+
+struct Watch {
+    producer: Arc<SessionProducer>,
+    reports: Arc<Reports>,
+    health: Arc<Health>,
+    create: Option<Creator>,
+    shared: Arc<Shared>,
+    /// A topic that is there: asking for it is cheaper than asking for all.
+    known: Option<String>,
+}
+
+impl Watch {
+    fn run(mut self, asked: &Receiver<String>) {
+        let (mut open, mut next_probe) = (HashSet::new(), Instant::now());
+        while !self.shared.stop.load(Relaxed) {
+            let wait = if open.is_empty() { next_probe.saturating_duration_since(Instant::now()) } else { ASK_AGAIN };
+            match asked.recv_timeout(wait) {
+                Ok(topic) => {
+                    if !self.settle(&topic) {
+                        open.insert(topic);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    open.retain(|topic| !self.settle(topic));
+                    if open.is_empty() && Instant::now() >= next_probe {
+                        self.probe();
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= next_probe {
+                next_probe = Instant::now() + PROBE_EVERY;
+            }
+        }
+    }
+
+    /// Asks for one topic and answers; true when it is there.
+    fn settle(&mut self, topic: &str) -> bool {
+        let state = match self.fetch(Some(topic)) {
+            Ok(None) => TopicState::Present,
+            Ok(Some(RDKafkaErrorCode::UnknownTopicOrPartition)) => match self.create.as_mut().map(|create| create.topic(topic)) {
+                None => TopicState::Absent("it does not exist".to_owned()),
+                Some(Ok(())) => return false, // asked for again at once, until every broker knows it
+                Some(Err(problem)) => TopicState::Absent(format!("it does not exist and cannot be created: {problem}")),
+            },
+            Ok(Some(code)) => TopicState::Absent(code.to_string()),
+            Err(_) => return false, // the brokers' trouble, noted already
+        };
+        let present = state == TopicState::Present;
+        if present {
+            self.known = Some(topic.to_owned());
+        }
+        self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned(), state);
+        self.reports.nudge();
+        present
+    }
+
+    fn probe(&mut self) {
+        let known = self.known.clone();
+        if !matches!(self.fetch(known.as_deref()), Ok(None)) {
+            self.known = None;
+        }
+    }
+
+    /// The topic's own error, if any; or the brokers' trouble.
+    fn fetch(&self, topic: Option<&str>) -> Result<Option<RDKafkaErrorCode>, KafkaError> {
+        match self.producer.client().fetch_metadata(topic, ANSWER_LIMIT) {
+            Ok(metadata) => {
+                if !self.shared.stalled.load(Relaxed) && self.health.well(Part::Kafka) {
+                    tracing::info!("kafka is reachable");
+                }
+                let found = metadata.topics().iter().find(|found| topic == Some(found.name()));
+                Ok(found.and_then(|found| found.error()).map(RDKafkaErrorCode::from))
+            }
+            Err(error) => {
+                let reason = "kafka is unreachable: no broker answers".to_owned();
+                let told = self.health.troubles().iter().any(|(part, _)| *part == Part::Kafka);
+                if !told && !self.shared.stop.load(Relaxed) && self.health.trouble(Part::Kafka, reason) {
+                    tracing::warn!(%error, "kafka is unreachable: no broker answers");
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Creates missing topics.
+pub struct Creator {
+    client: AdminClient<DefaultClientContext>,
+    runtime: tokio::runtime::Runtime,
+    partitions: i32,
+    replication_factor: i32,
+}
+
+impl Creator {
+    /// Makes an admin client of its own, where the configuration wants topics created.
+    pub fn new(config: &KafkaConfig, client: &ClientConfig) -> Result<Option<Self>, KafkaError> {
+        if !config.create_topics {
+            return Ok(None);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
+        let (partitions, replication_factor) = (config.partitions, config.replication_factor);
+        Ok(Some(Self { client: client.create()?, runtime, partitions, replication_factor }))
+    }
+
+    fn topic(&mut self, name: &str) -> Result<(), String> {
+        let topic = NewTopic::new(name, self.partitions, TopicReplication::Fixed(self.replication_factor));
+        let options = AdminOptions::new().operation_timeout(Some(ANSWER_LIMIT)).request_timeout(Some(ANSWER_LIMIT));
+        let results = self.runtime.block_on(self.client.create_topics([&topic], &options));
+        match results.map_err(|error| error.to_string())?.pop() {
+            Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
+            Some(Err((_, code))) => Err(code.to_string()),
+            Some(Ok(_)) | None => {
+                tracing::info!(topic = name, partitions = self.partitions, "topic created");
+                Ok(())
+            }
+        }
+    }
+}

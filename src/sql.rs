@@ -1,0 +1,112 @@
+//! The ordinary SQL link, for the monitor and the commands. The replication link is not made here.
+
+use std::time::Duration;
+
+use tokio_postgres::{Client, error::SqlState};
+
+use crate::conninfo::{ConnInfo, ConnInfoError, DEFAULT_CONNECT_TIMEOUT};
+
+/// Settings of every session of walpost, in the form of the startup parameter `options`: so that no role's or database's
+/// defaults leak into what Postgres prints, and none can cut a session short.
+/// Later ones win, so these go behind the operator's own.
+pub const SESSION_SETTINGS: &str = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
+     -c bytea_output=hex -c timezone=UTC -c client_min_messages=warning -c statement_timeout=0 \
+     -c idle_in_transaction_session_timeout=0";
+
+/// What is unacknowledged for so long means a dead link, unless `tcp_user_timeout` says otherwise.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why there is no link, or why a statement failed.
+#[derive(Debug, thiserror::Error)]
+pub enum SqlError {
+    /// Connecting failed: network, TLS, authentication, or the server's refusal.
+    #[error("connect to {target}")]
+    Connect {
+        /// Where to, without the password.
+        target: String,
+        /// Why.
+        source: tokio_postgres::Error,
+    },
+    /// The server took the connection and then said nothing.
+    #[error("connect to {target}: no answer within {}", humantime::format_duration(*.waited))]
+    Silent {
+        /// Where to, without the password.
+        target: String,
+        /// How long walpost waited.
+        waited: Duration,
+    },
+    /// A certificate or key is not usable.
+    #[error(transparent)]
+    Tls(#[from] ConnInfoError),
+    /// The password file cannot be read.
+    #[error("read password file {path}")]
+    Password {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A statement failed.
+    #[error("run a statement")]
+    Statement(#[from] tokio_postgres::Error),
+}
+
+impl SqlError {
+    /// The server's SQLSTATE, where the server said anything.
+    pub fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Connect { source, .. } | Self::Statement(source) => source.code(),
+            Self::Silent { .. } | Self::Tls(_) | Self::Password { .. } => None,
+        }
+    }
+}
+
+/// Opens a link with a freshly read password and pinned session settings. Its driver runs as a task of its own until the
+/// client is dropped or the link fails.
+pub async fn connect(info: &ConnInfo) -> Result<Client, SqlError> {
+    let config = session_config(info)?;
+    let mut tls = postgres_openssl::MakeTlsConnector::new(info.tls_connector()?);
+    let (verify_hostname, sni) = (info.verify_hostname(), info.tls.sni);
+    tls.set_callback(move |connection, _host| {
+        connection.set_verify_hostname(verify_hostname);
+        connection.set_use_server_name_indication(sni);
+        Ok(())
+    });
+    let limit = time_limit(&config);
+    let target = || info.redacted();
+    let (client, connection) = tokio::time::timeout(limit, config.connect(tls))
+        .await
+        .map_err(|_| SqlError::Silent { target: target(), waited: limit })?
+        .map_err(|source| SqlError::Connect { target: target(), source })?;
+    tokio::spawn(async move {
+        // Whoever uses the client learns of the failure from its next statement, and reports it there.
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "sql link ended");
+        }
+    });
+    Ok(client)
+}
+
+fn session_config(info: &ConnInfo) -> Result<tokio_postgres::Config, SqlError> {
+    let mut config = info.config.clone();
+    let password = info.password().map_err(|source| SqlError::Password {
+        path: info.password_file.as_deref().unwrap_or(std::path::Path::new("")).display().to_string(),
+        source,
+    })?;
+    if let Some(password) = password {
+        config.password(password.expose());
+    }
+    let own = config.get_options().unwrap_or_default();
+    let options = format!("{own} {SESSION_SETTINGS}");
+    config.options(options.trim_start());
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(TCP_USER_TIMEOUT);
+    }
+    Ok(config)
+}
+
+/// `connect_timeout` bounds opening a socket only; a server that accepts and then is silent must not hold us either.
+fn time_limit(config: &tokio_postgres::Config) -> Duration {
+    let each = config.get_connect_timeout().copied().unwrap_or(DEFAULT_CONNECT_TIMEOUT);
+    each.saturating_mul(u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).saturating_add(1))
+}
