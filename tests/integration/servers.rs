@@ -1,12 +1,19 @@
 //! The services keep their word: what the other tests rely on.
 
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader},
+    net::TcpStream,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::services::{
     kafka::{self, Kafka},
     postgres::{Postgres, Settings, Stop, Version},
+    wait_until,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -95,6 +102,35 @@ fn three_brokers_survive_the_loss_of_one() {
     kafka.nodes()[0].start_again();
     kafka.wait_until_up();
     assert_eq!(kafka.read_all(&["t"]).len(), 10);
+}
+
+/// The run that is killed is this very test in a process of its own.
+#[test]
+fn killed_run_leaves_no_process() {
+    const HOLD: &str = "WALPOST_TEST_HOLD";
+    if std::env::var_os(HOLD).is_some() {
+        let (postgres, kafka) = (Postgres::start(Version::NEWEST, &Settings::default()), Kafka::shared());
+        println!("\nholding {} {}", postgres.socket_folder().display(), kafka.brokers());
+        loop {
+            std::thread::park();
+        }
+    }
+    let mut run = Command::new(std::env::current_exe().expect("our own path"));
+    run.args(["--exact", "servers::killed_run_leaves_no_process", "--nocapture"]);
+    let mut run = run.env(HOLD, "1").stdout(Stdio::piped()).spawn().expect("a second run");
+    let mut lines = BufReader::new(run.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let line = lines.find_map(|line| Some(line.strip_prefix("holding ")?.to_owned())).expect("both servers start");
+    let (folder, brokers) = line.split_once(' ').expect("a folder and an address");
+    let run_folder = Path::new(folder).parent().expect("it lies below the run's folder");
+    assert!(run_folder.exists() && TcpStream::connect(brokers).is_ok());
+
+    run.kill().expect("our own child");
+    run.wait().expect("our own child");
+    wait_until(PATIENCE, "the folder of the killed run is gone", || !run_folder.exists());
+    assert!(TcpStream::connect(brokers).is_err(), "Kafka still listens");
+    let workers = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let mut folders = workers.filter_map(|process| std::fs::read_link(process.path().join("cwd")).ok());
+    assert_eq!(folders.find(|cwd| cwd.starts_with(run_folder)), None);
 }
 
 fn produce(kafka: &Kafka, topic: &str, count: usize) {
