@@ -7,6 +7,7 @@ pub mod conninfo;
 pub mod lsn;
 pub mod event;
 pub mod source;
+pub mod publication;
 pub mod decode;
 pub mod route;
 pub mod encode;
