@@ -18,7 +18,7 @@ use crate::{
     lsn::Lsn,
     observe::{Health, Metrics, Part, Progress},
     pipeline::{Server, SessionError, Signals, Stages, Telltale, Wish, run_session},
-    sink::{KafkaSink, Mode, Sink, SinkError},
+    sink::{KafkaSink, Mode, SinkError},
     source::{Replication, SourceError, Wire, slot},
 };
 
@@ -139,9 +139,10 @@ impl Supervisor {
             Some(sink) => sink,
             None => self.make_sink()?,
         };
+        let mut wish = self.signals.wish.clone();
         let connected = tokio::select! {
             biased;
-            _ = self.signals.wish.clone().wait_for(|wish| *wish > Wish::Run) => return Ok(()),
+            _ = wish.wait_for(|wish| *wish > Wish::Run) => return Ok(()),
             connected = self.connect() => connected,
         };
         let outcome = match connected {
@@ -292,7 +293,7 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let shared = Shared { metrics: Arc::default(), progress: Arc::default(), health: Arc::default() };
+    let shared = Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::default() };
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (_tell_server, server) = watch::channel(Server::Fine);
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
