@@ -172,7 +172,9 @@ impl PublicationFound {
 
     fn table_fault(&self, found: &TableFound) -> Option<Fault> {
         let (publication, table) = (quote_identifier(&self.name), quoted(&found.table));
-        let set_table = format!("ALTER PUBLICATION {publication} DROP TABLE {table}, then … ADD TABLE {table}");
+        let again = format!(
+            "BEGIN; ALTER PUBLICATION {publication} DROP TABLE {table}; ALTER PUBLICATION {publication} ADD TABLE {table}; COMMIT"
+        );
         let fault = |code, what: String, fix: String| Some(Fault { code, what, why: LOST_WITHOUT_A_WORD, fix });
         let Some(published) = &found.published else {
             return match found.kind {
@@ -198,7 +200,7 @@ impl PublicationFound {
         };
         if let Some(filter) = &published.row_filter {
             let what = format!("publication {publication} publishes only those rows of {table} that fulfil {filter}");
-            return fault("row_filter", what, set_table);
+            return fault("row_filter", what, again);
         }
         let columns = published.columns.as_ref()?;
         let hidden: Vec<_> = found.mapped_columns.iter().filter(|column| !columns.contains(column)).collect();
@@ -210,7 +212,7 @@ impl PublicationFound {
             "publication {publication} does not publish column {hidden} of {table} (it has a column list, or the column is \
              generated)"
         );
-        fault("columns_hidden", what, set_table)
+        fault("columns_hidden", what, again)
     }
 }
 
