@@ -21,3 +21,4 @@ pub mod observe;
 pub mod sql;
 pub mod app;
 pub mod prepare;
+pub mod init;
