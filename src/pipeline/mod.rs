@@ -15,8 +15,9 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     clock,
     event::Position,
+    init::InitError,
     lsn::Lsn,
-    observe::{Metrics, Progress},
+    observe::{Metrics, Progress, ServerState},
     sink::{Sink, SinkError},
     source::{
         Event, Source, SourceError,
@@ -45,22 +46,13 @@ pub enum Wish {
     Abort,
 }
 
-/// What the SQL link knows of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
-    /// Nothing to say.
-    Fine,
-    /// It is shutting down and must not be held up.
-    Stopping,
-}
-
 /// Wishes and news from outside of the loop.
 #[derive(Debug, Clone)]
 pub struct Signals {
     /// What the operator wants.
     pub wish: watch::Receiver<Wish>,
     /// What the SQL link knows.
-    pub server: watch::Receiver<Server>,
+    pub server: watch::Receiver<ServerState>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
 }
@@ -80,6 +72,9 @@ pub enum SessionError {
     /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// What must exist before the stream does not, or does not fit.
+    #[error("prepare the database")]
+    Prepare(#[source] Box<InitError>),
     /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),
@@ -298,7 +293,7 @@ impl Session<'_> {
             return Err(SourceError::Silent);
         }
         // a server that stops waits for our confirm; one that cannot come must not hold it up
-        let stopping = *signals.server.borrow_and_update() == Server::Stopping;
+        let stopping = *signals.server.borrow_and_update() == ServerState::Stopping;
         let held_up = stopping && (!reading || sink.in_flight().0 > 0);
         if held_up || self.feedback.blocks_shutdown(now) && sink.in_flight().0 > 0 {
             return Err(SourceError::ServerStopping);

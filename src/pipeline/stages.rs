@@ -69,9 +69,8 @@ impl Stages {
         self.tables.retain(|table| table.oid != relation.oid);
         let name = format!("{}.{}", relation.schema, relation.table);
         let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
-        let ours = |outbox: &&OutboxConfig| {
-            outbox.table.schema == relation.schema && outbox.table.table == relation.table
-        };
+        let ours =
+            |outbox: &&OutboxConfig| outbox.table.schema == relation.schema && outbox.table.table == relation.table;
         let Some(outbox) = self.config.outboxes.iter().find(ours) else { return Ok(()) };
         let decoder = Decoder::new(relation, outbox).map_err(|error| failed(error.into()))?;
         let routes = self.router.bind(&decoder, &name).map_err(|error| failed(error.into()))?;
@@ -84,7 +83,13 @@ impl Stages {
         Ok(())
     }
 
-    pub(super) fn publish<S: Sink>(&mut self, oid: u32, row: Row<'_>, open: Open, sink: &mut S) -> Result<Sent, SessionError> {
+    pub(super) fn publish<S: Sink>(
+        &mut self,
+        oid: u32,
+        row: Row<'_>,
+        open: Open,
+        sink: &mut S,
+    ) -> Result<Sent, SessionError> {
         let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else { return Ok(Sent::NotOurs) };
         let position = open.position;
         let poison = |event_id: &[u8], source: PoisonError| SessionError::Poison {
@@ -94,11 +99,8 @@ impl Stages {
         };
         let (event, cells) =
             table.decoder.decode(row, position, open.commit_us).map_err(|error| poison(b"", error.into()))?;
-        let topic =
-            table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
-        self.headers
-            .fill(&event, &cells, &table.header_columns)
-            .map_err(|error| poison(event.id, error.into()))?;
+        let topic = table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
+        self.headers.fill(&event, &cells, &table.header_columns).map_err(|error| poison(event.id, error.into()))?;
         let record = Record {
             topic,
             key: event.key,
@@ -121,4 +123,3 @@ pub(super) enum Sent {
     Full,
     NotOurs,
 }
-

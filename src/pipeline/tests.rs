@@ -290,7 +290,7 @@ impl Sink for ScriptedSink {
 
 fn configuration() -> Config {
     let environment = [("WALPOST_POSTGRES_URL", "postgres://u@localhost/d"), ("WALPOST_ROUTE_TOPIC", "t")];
-    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let environment = environment.map(|(name, value)| (name.into(), value.into()));
     config::load_from(None, environment, &[]).expect("a valid configuration")
 }
 
@@ -312,7 +312,7 @@ fn session(history: &[Tx], world: &Shared<World>, faults: &Faults, seed: u64, st
     let outcome = runtime.block_on(async {
         let (mut source, wish) = ScriptedSource::new(history, world, faults.clone(), seed);
         let mut sink = ScriptedSink::new(world, faults.clone(), seed);
-        let (_server, server) = watch::channel(Server::Fine);
+        let (_server, server) = watch::channel(ServerState::Up);
         let mut signals = Signals { wish, server, drain_timeout: Duration::from_secs(10) };
         let telltale = Telltale { metrics: &metrics, progress: &progress };
         let confirmed = world.borrow().confirmed;
