@@ -4,3 +4,4 @@
 mod services;
 
 mod servers;
+mod stream;

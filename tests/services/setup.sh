@@ -104,8 +104,9 @@ without_packaged_cluster() {
     as_root mv "$conf.before-walpost" "$conf"
 }
 
+# Cargo itself, and the components that `make test` uses. Some rustup would install a toolchain, unannounced, when asked.
 rust_is_complete() {
-    # cargo itself, and the components that `make test` uses
+    if has rustup; then rustup toolchain list | grep -q "^$toolchain" || return 1; fi
     cargo --version && { [ "$purpose" = demo ] || { cargo fmt --version && cargo clippy --version; }; }
 } >/dev/null 2>&1
 
