@@ -294,7 +294,7 @@ pub enum StartError {
 }
 
 /// Runs the service: returns when it was told to stop, or when an error needs a human.
-pub fn run(config: Config) -> Result<Ended, StartError> {
+pub fn run(config: &Config) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("walpost")
@@ -303,7 +303,7 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
         .map_err(StartError::Runtime)?;
     let shared = Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::default() };
     let (tell_wish, wish) = watch::channel(Wish::Run);
-    let (monitor, observation, server) = Monitor::new(&config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
+    let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
     tracing::info!(
@@ -353,7 +353,7 @@ async fn obey_signals(wish: watch::Sender<Wish>) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         tracing::error!("cannot listen for signals: only SIGKILL will stop this process");
-        return std::future::pending().await;
+        return;
     };
     for next in [Wish::Drain, Wish::Abort] {
         tokio::select! {
@@ -363,5 +363,5 @@ async fn obey_signals(wish: watch::Sender<Wish>) {
         tracing::info!(next = ?next, "told to stop");
         wish.send_replace(next);
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }

@@ -139,7 +139,7 @@ impl Monitor {
     fn report_slot(&self, slot: &SlotState) {
         match slot.trouble(&self.slot) {
             Some(reason) if self.health.trouble(Part::Slot, &reason) => {
-                tracing::error!(slot = self.slot, reason, "slot unhealthy")
+                tracing::error!(slot = self.slot, reason, "slot unhealthy");
             }
             None if self.health.well(Part::Slot) => tracing::info!(slot = self.slot, "slot healthy again"),
             _ => {}

@@ -47,7 +47,7 @@ impl Wire {
                 Ok(Ok(wire)) => return Ok(wire),
                 Ok(Err(error)) => last = Some(error),
                 Err(_) => {
-                    last = Some(SourceError::Connect { host: target.name, source: io::ErrorKind::TimedOut.into() })
+                    last = Some(SourceError::Connect { host: target.name, source: io::ErrorKind::TimedOut.into() });
                 }
             }
         }
@@ -251,10 +251,9 @@ fn targets(info: &ConnInfo) -> Result<Vec<Target>, SourceError> {
             (None, None) => return None,
         };
         let name = match (hosts.get(index), &address) {
-            (Some(Host::Tcp(name)), _) => name.clone(),
+            (Some(Host::Tcp(name)), _) | (_, Address::Name(name)) => name.clone(),
             (_, Address::Ip(ip)) => ip.to_string(),
             (_, Address::Unix(path)) => path.display().to_string(),
-            (_, Address::Name(name)) => name.clone(),
         };
         Some(Target { name, address, port: port(index) })
     };
@@ -280,7 +279,7 @@ fn tune(stream: &TcpStream, info: &ConnInfo) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
     if info.config.get_keepalives() {
-        let idle = info.config.get_keepalives_idle().min(Duration::from_secs(60));
+        let idle = info.config.get_keepalives_idle().min(Duration::from_mins(1));
         let interval = info.config.get_keepalives_interval().unwrap_or(Duration::from_secs(10));
         let keepalive = socket2::TcpKeepalive::new().with_time(idle).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive)?;
