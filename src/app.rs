@@ -98,7 +98,6 @@ impl Supervisor {
     /// Runs.
     pub async fn run(mut self) -> Ended {
         let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
-        self.shared.health.trouble(Part::Stream, "starting: not streaming yet");
         loop {
             let began = Instant::now();
             let outcome = self.session().await;
@@ -224,9 +223,6 @@ impl Supervisor {
         }
         if matches!(error, SessionError::Source(SourceError::ServerStopping)) {
             wait = wait.max(STOPPING_WAIT);
-        }
-        if part(error) != Part::Stream {
-            self.shared.health.trouble(Part::Stream, "not streaming: waiting for the trouble beside this to pass");
         }
         if fresh {
             tracing::warn!(error = text, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");

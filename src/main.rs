@@ -42,7 +42,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
 fn dispatch(cli: &Cli, config: &Config) -> Result<u8, Failure> {
     let failed = |error: &dyn std::error::Error| Failure { code: 1, text: chain(error) };
     match &cli.command {
-        Command::Run => app::run(&config).map(app::Ended::exit_code).map_err(|error| failed(&error)),
+        Command::Run => app::run(config).map(app::Ended::exit_code).map_err(|error| failed(&error)),
         Command::Init(init) => commands::init(config, init.print).map_err(|error| failed(&error)),
         _ => unimplemented!(),
     }
