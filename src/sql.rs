@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_postgres::{Client, error::SqlState};
 
-use crate::conninfo::{ConnInfo, ConnInfoError, DEFAULT_CONNECT_TIMEOUT};
+use crate::{
+    conninfo::{ConnInfo, ConnInfoError, DEFAULT_CONNECT_TIMEOUT},
+    error::chain,
+};
 
 /// Settings of every session of walpost, in the form of the startup parameter `options`: so that no role's or database's
 /// defaults leak into what Postgres prints, and none can cut a session short.
@@ -61,9 +65,22 @@ impl SqlError {
     }
 }
 
+/// A link whose end is told, for whoever waits longer than one statement.
+pub struct Link {
+    /// Runs statements.
+    pub client: Client,
+    /// Comes when the link is over; with the server's reason, where it gave one.
+    pub ended: oneshot::Receiver<Option<tokio_postgres::Error>>,
+}
+
+/// Opens a link for a few statements: whoever uses the client learns of a failure from the next one, and reports it there.
+pub async fn connect(info: &ConnInfo) -> Result<Client, SqlError> {
+    Ok(open(info).await?.client)
+}
+
 /// Opens a link with a freshly read password and pinned session settings. Its driver runs as a task of its own until the
 /// client is dropped or the link fails.
-pub async fn connect(info: &ConnInfo) -> Result<Client, SqlError> {
+pub async fn open(info: &ConnInfo) -> Result<Link, SqlError> {
     let config = session_config(info)?;
     let mut tls = postgres_openssl::MakeTlsConnector::new(info.tls_connector()?);
     let (verify_hostname, sni) = (info.verify_hostname(), info.tls.sni);
@@ -78,13 +95,16 @@ pub async fn connect(info: &ConnInfo) -> Result<Client, SqlError> {
         .await
         .map_err(|_| SqlError::Silent { target: target(), waited: limit })?
         .map_err(|source| SqlError::Connect { target: target(), source })?;
+    let (tell_end, ended) = oneshot::channel();
     tokio::spawn(async move {
-        // Whoever uses the client learns of the failure from its next statement, and reports it there.
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "sql link ended");
+        let end = connection.await.err();
+        if let Some(error) = &end {
+            tracing::debug!(error = chain(error), "sql link ended");
         }
+        // nobody listens to the end of a link made with `connect`
+        let _ = tell_end.send(end);
     });
-    Ok(client)
+    Ok(Link { client, ended })
 }
 
 fn session_config(info: &ConnInfo) -> Result<tokio_postgres::Config, SqlError> {

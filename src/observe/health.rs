@@ -17,6 +17,18 @@ pub enum Part {
     Topic,
 }
 
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Stream => "stream",
+            Self::Slot => "slot",
+            Self::Publication => "publication",
+            Self::Kafka => "kafka",
+            Self::Topic => "topic",
+        })
+    }
+}
+
 /// The present troubles: at most one reason a part. Ready when there is none.
 #[derive(Debug, Default)]
 pub struct Health {

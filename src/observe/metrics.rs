@@ -42,7 +42,7 @@ pub struct Metrics {
     pub delivery_errors: IntCounterVec,
     /// `walpost_ignored_changes_total{kind}`: update, delete, truncate, message
     pub ignored_changes: IntCounterVec,
-    /// `walpost_reconnects_total{side}`: postgres, sql
+    /// `walpost_reconnects_total{side}`: replication, sql
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
@@ -53,6 +53,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Registers every metric in a registry of their own.
+    #[expect(clippy::missing_panics_doc, reason = "names are constants; an illegal or doubled one fails every test")]
     pub fn new() -> Self {
         let registry = Registry::new_custom(Some("walpost".into()), None).expect("the prefix is a legal name");
         let counters = |name, help, labels: &[&str]| {
@@ -95,7 +96,7 @@ impl Metrics {
             ),
             reconnects: counters(
                 "reconnects_total",
-                "Connections made anew after one was lost: postgres is the replication stream, sql the monitor's link.",
+                "Connections made anew after one was lost: replication is the stream, sql the monitor's link.",
                 &["side"],
             ),
             producer_restarts: counters(
@@ -120,7 +121,7 @@ impl Metrics {
         for kind in ["update", "delete", "truncate", "message"] {
             self.ignored_changes.with_label_values(&[kind]);
         }
-        for side in ["postgres", "sql"] {
+        for side in ["replication", "sql"] {
             self.reconnects.with_label_values(&[side]);
         }
     }

@@ -1,12 +1,17 @@
 //! What an operator sees: metrics, health, HTTP, logging. Reads the pipeline's state; never steers it.
 
 pub mod health;
+pub mod http;
 pub mod log;
 pub mod metrics;
+pub mod monitor;
 pub mod progress;
 pub mod slot;
+pub mod status;
 
 pub use health::{Health, Part};
 pub use metrics::Metrics;
+pub use monitor::Monitor;
 pub use progress::Progress;
 pub use slot::{Observation, ServerState, SlotReading, SlotState, WalStatus};
+pub use status::{Status, View};

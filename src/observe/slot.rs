@@ -9,8 +9,6 @@ use crate::lsn::Lsn;
 /// The last look at the server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Observation {
-    /// Whether the server is there.
-    pub server: ServerState,
     /// The slot.
     pub slot: SlotState,
     /// The server's current WAL position (on a standby: the position replayed); `0/0` before the first look.

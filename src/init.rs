@@ -1,0 +1,267 @@
+//! `walpost init`: creates what is missing, in the one order that leaves no gap: table, publication, slot.
+//!
+//! The statements are the files in `sql/`, with the configured names in place of the default ones. What exists is never
+//! altered: whether it will do is for `walpost check` to say.
+
+use tokio_postgres::Client;
+
+use crate::{
+    config::{ColumnsConfig, Config, OutboxConfig, TableName},
+    publication::{self, Fault, PublicationFound, quoted, table_list},
+    source::{
+        quote_identifier, quote_literal,
+        slot::{self, CreateError},
+    },
+    sql::{self, SqlError},
+};
+
+const OUTBOX: &str = include_str!("../sql/outbox.sql");
+const ROLES: &str = include_str!("../sql/roles.sql");
+const PUBLICATION: &str = include_str!("../sql/publication.sql");
+const SLOT: &str = include_str!("../sql/slot.sql");
+
+/// Why something is still missing.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// No SQL link.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+    /// A statement failed.
+    #[error("{attempt}")]
+    Statement {
+        /// What was tried.
+        attempt: String,
+        /// Why it failed.
+        source: tokio_postgres::Error,
+    },
+    /// The configured table is not the default one, so only its owner knows how to create it.
+    #[error(
+        "table {table} does not exist, and its columns are configured: create it, or leave [outbox.columns] out so that \
+         walpost creates the default one"
+    )]
+    TableMissing {
+        /// The table, quoted.
+        table: String,
+    },
+    /// Creating it now would hide a gap or wedge the slot.
+    #[error(
+        "publication {publication} does not exist, but replication slot {slot} does: rows written since the slot's position \
+         were written without the publication and would never arrive (before version 18 the stream would end with an \
+         error); find those rows in the outbox table, drop the slot with SELECT pg_drop_replication_slot('{slot}'), and \
+         `walpost init` creates both"
+    )]
+    PublicationAfterSlot {
+        /// The publication, quoted.
+        publication: String,
+        /// The slot.
+        slot: String,
+    },
+    /// A publication of that name leaves rows out.
+    #[error("{}", list(.0))]
+    PublicationFaults(Vec<Fault>),
+    /// The slot was not created.
+    #[error(transparent)]
+    Slot(#[from] CreateError),
+}
+
+fn list(faults: &[Fault]) -> String {
+    let lines = faults.iter().map(|fault| format!("{}; mend it with: {}", fault.what, fault.fix));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+/// Whether something had to be created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// It was missing. Says what.
+    Created(String),
+    /// It was there. Says what.
+    Found(String),
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Created(what) => write!(f, "created {what}"),
+            Self::Found(what) => write!(f, "found {what}"),
+        }
+    }
+}
+
+/// Creates what is missing of table, publication and slot. Each step is told to `done` as soon as it is over.
+pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<(), InitError> {
+    let mut client = sql::connect(&config.postgres.conninfo).await?;
+    for step in ensure_tables(&client, config).await? {
+        done(step);
+    }
+    done(ensure_publication(&client, config).await?);
+    done(ensure_slot(&mut client, config).await?);
+    Ok(())
+}
+
+/// The same as SQL, with the roles that [`run`] does not create.
+pub fn print(config: &Config) -> String {
+    let tables: Vec<TableName> = config.outboxes.iter().map(|outbox| outbox.table.clone()).collect();
+    let mut parts = Vec::new();
+    for outbox in &config.outboxes {
+        if is_default(outbox) {
+            parts.push(create_table(&outbox.table));
+        }
+    }
+    let mut schemas: Vec<String> = tables.iter().map(|table| quote_identifier(&table.schema)).collect();
+    schemas.dedup();
+    let names = [("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
+    parts.push(substituted(ROLES, &names));
+    parts.push(create_publication(&config.postgres.publication, &tables));
+    parts.push(substituted(SLOT, &[("'walpost'", quote_literal(&config.postgres.slot))]));
+    parts.join("\n")
+}
+
+/// Creates those outbox tables that are missing and have the default columns.
+pub async fn ensure_tables(client: &Client, config: &Config) -> Result<Vec<Step>, InitError> {
+    let mut steps = Vec::new();
+    for (outbox, found) in config.outboxes.iter().zip(find(client, config).await?.tables) {
+        let what = format!("table {}", quoted(&outbox.table));
+        if found.kind.is_some() {
+            steps.push(Step::Found(what));
+        } else if is_default(outbox) {
+            execute(client, &create_table(&outbox.table), || format!("create {what}")).await?;
+            steps.push(Step::Created(what));
+        } else {
+            return Err(InitError::TableMissing { table: quoted(&outbox.table) });
+        }
+    }
+    Ok(steps)
+}
+
+/// Creates the publication when it is missing and no slot has begun without it; fails when it exists and leaves rows out.
+pub async fn ensure_publication(client: &Client, config: &Config) -> Result<Step, InitError> {
+    let name = &config.postgres.publication;
+    let what = format!("publication {}", quote_identifier(name));
+    let found = find(client, config).await?;
+    if found.options.is_some() {
+        let faults = found.faults();
+        return if faults.is_empty() { Ok(Step::Found(what)) } else { Err(InitError::PublicationFaults(faults)) };
+    }
+    if slot_exists(client, &config.postgres.slot).await? {
+        return Err(InitError::PublicationAfterSlot {
+            publication: quote_identifier(name),
+            slot: config.postgres.slot.clone(),
+        });
+    }
+    let tables: Vec<TableName> = config.outboxes.iter().map(|outbox| outbox.table.clone()).collect();
+    execute(client, &create_publication(name, &tables), || format!("create {what}")).await?;
+    Ok(Step::Created(what))
+}
+
+/// Fails where the publication is missing or would leave rows out.
+pub async fn check_publication(client: &Client, config: &Config) -> Result<(), InitError> {
+    let faults = find(client, config).await?.faults();
+    if faults.is_empty() { Ok(()) } else { Err(InitError::PublicationFaults(faults)) }
+}
+
+/// Creates the slot when it is missing. The publication must exist already.
+pub async fn ensure_slot(client: &mut Client, config: &Config) -> Result<Step, InitError> {
+    let postgres = &config.postgres;
+    let what = format!("replication slot {}", quote_identifier(&postgres.slot));
+    if slot_exists(client, &postgres.slot).await? {
+        return Ok(Step::Found(what));
+    }
+    slot::create(&postgres.conninfo, client, &postgres.slot, &config.outboxes).await?;
+    Ok(Step::Created(what))
+}
+
+async fn slot_exists(client: &Client, slot: &str) -> Result<bool, InitError> {
+    let found = client.query_opt("SELECT FROM pg_replication_slots WHERE slot_name = $1::text", &[&slot]).await;
+    found
+        .map(|row| row.is_some())
+        .map_err(|source| InitError::Statement { attempt: "look for the slot".into(), source })
+}
+
+async fn find(client: &Client, config: &Config) -> Result<PublicationFound, InitError> {
+    publication::find(client, &config.postgres.publication, &config.outboxes)
+        .await
+        .map_err(|source| InitError::Statement { attempt: "look for tables and publication".into(), source })
+}
+
+async fn execute(client: &Client, sql: &str, attempt: impl FnOnce() -> String) -> Result<(), InitError> {
+    client.batch_execute(sql).await.map_err(|source| InitError::Statement { attempt: attempt(), source })
+}
+
+/// Whether walpost knows how to create this table: every mapping is the default one.
+fn is_default(outbox: &OutboxConfig) -> bool {
+    let ColumnsConfig { id, event_type, payload, key, headers, timestamp } = &outbox.columns;
+    let names = [id, event_type, payload, &key.name, &headers.name, &timestamp.name];
+    names == ["id", "event_type", "payload", "key", "headers", "created_at"] && outbox.header_columns.is_empty()
+}
+
+/// How the files in `sql/` name the table.
+const TABLE: &str = r#""public"."outbox""#;
+
+fn create_table(table: &TableName) -> String {
+    let index = quote_identifier(&format!("{}_created_at_idx", table.table));
+    substituted(OUTBOX, &[("\"outbox_created_at_idx\"", index), (TABLE, quoted(table))])
+}
+
+fn create_publication(name: &str, tables: &[TableName]) -> String {
+    substituted(PUBLICATION, &[("\"walpost\"", quote_identifier(name)), (TABLE, table_list(tables))])
+}
+
+/// Puts quoted names in place of the default ones, in one pass: a name that looks like a default one stays what it is.
+fn substituted(sql: &str, names: &[(&str, String)]) -> String {
+    let mut tag = "$walpost$".to_owned();
+    while names.iter().any(|(_, name)| name.contains(&tag)) {
+        tag.insert(1, '_'); // so that no name ends the dollar quote
+    }
+    let (mut text, mut rest) = (String::new(), sql);
+    let tokens = || names.iter().map(|(default, name)| (*default, name.as_str())).chain([("$walpost$", tag.as_str())]);
+    while let Some((start, default, name)) =
+        tokens().filter_map(|(default, name)| Some((rest.find(default)?, default, name))).min()
+    {
+        text.push_str(&rest[..start]);
+        text.push_str(name);
+        rest = &rest[start + default.len()..];
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(schema: &str, table: &str) -> TableName {
+        TableName { schema: schema.into(), table: table.into() }
+    }
+
+    #[test]
+    fn the_default_names_leave_the_files_as_they_are() {
+        assert_eq!(create_table(&table("public", "outbox")), OUTBOX);
+        assert_eq!(create_publication("walpost", &[table("public", "outbox")]), PUBLICATION);
+    }
+
+    #[test]
+    fn other_names_are_quoted_wherever_the_default_ones_stood() {
+        let sql = create_table(&table("My.Schema", "out\"box"));
+        assert!(sql.contains(r#"CREATE TABLE IF NOT EXISTS "My.Schema"."out""box" ("#));
+        assert!(sql.contains(r#""out""box_created_at_idx" ON "My.Schema"."out""box" (created_at)"#));
+        assert!(!sql.contains(TABLE) && !sql.contains("\"outbox_created"));
+        let sql = create_publication("P", &[table("a", "walpost"), table("b", "$walpost$")]);
+        assert!(sql.contains(r#"CREATE PUBLICATION "P" FOR TABLE "a"."walpost", "b"."$walpost$""#), "{sql}");
+        assert!(sql.contains("DO $_walpost$\n") && sql.contains("$_walpost$;"), "{sql}");
+    }
+
+    #[test]
+    fn no_file_needs_an_encoding() {
+        for sql in [OUTBOX, ROLES, PUBLICATION, SLOT] {
+            assert!(sql.is_ascii(), "a server or client with another encoding would refuse it");
+        }
+    }
+
+    #[test]
+    fn names_stand_in_statements_only() {
+        let named = [TABLE, "\"walpost\"", "'walpost'"];
+        for line in [OUTBOX, ROLES, PUBLICATION, SLOT].iter().flat_map(|sql| sql.lines()) {
+            let comment = line.split_once("--").map_or("", |(_, comment)| comment);
+            assert!(!named.iter().any(|name| comment.contains(name)), "a name with a line break would end it: {line}");
+        }
+    }
+}
