@@ -63,9 +63,9 @@ impl Files {
         Self(path)
     }
 
-    fn write(&self, name: &str, pem: Vec<u8>) -> PathBuf {
+    fn write(&self, name: &str, pem: &[u8]) -> PathBuf {
         let path = self.0.join(name);
-        std::fs::File::create(&path).unwrap().write_all(&pem).unwrap();
+        std::fs::File::create(&path).unwrap().write_all(pem).unwrap();
         path
     }
 }
@@ -80,7 +80,7 @@ impl Drop for Files {
 /// the common name of the client's certificate.
 fn shake(settings: &str, host: &str, server: &Identity, client_ca: Option<&Path>) -> Result<Option<String>, String> {
     let info = ConnInfo::parse(&format!("host={host} {settings}"), None, None).map_err(|error| error.to_string())?;
-    let connector = info.tls_connector().map_err(|error| error.to_string())?;
+    let client = info.tls_connector().map_err(|error| error.to_string())?;
     let mut acceptor = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls_server()).unwrap();
     acceptor.set_certificate(&server.cert).unwrap();
     acceptor.set_private_key(&server.key).unwrap();
@@ -91,20 +91,20 @@ fn shake(settings: &str, host: &str, server: &Identity, client_ca: Option<&Path>
     let acceptor = acceptor.build();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let served = thread::spawn(move || {
+    let server = thread::spawn(move || {
         let stream = acceptor.accept(listener.accept().unwrap().0).ok()?;
         let cert = stream.ssl().peer_certificate();
         let name = cert.as_ref().and_then(|cert| cert.subject_name().entries().next());
         Some(name.map(|name| String::from_utf8_lossy(name.data().as_slice()).into_owned()))
     });
-    let connection = connector.configure().unwrap().verify_hostname(info.verify_hostname());
+    let connection = client.configure().unwrap().verify_hostname(info.verify_hostname());
     let outcome = match connection.connect(host, TcpStream::connect(address).unwrap()) {
         Ok(_) => Ok(()),
         Err(HandshakeError::Failure(stream)) => Err(stream.error().to_string()),
         Err(error) => Err(error.to_string()),
     };
-    let served = served.join().unwrap();
-    outcome.and_then(|()| served.ok_or_else(|| "the server refuses the client".to_owned()))
+    let shown = server.join().unwrap();
+    outcome.and_then(|()| shown.ok_or_else(|| "the server refuses the client".to_owned()))
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn each_sslmode_checks_what_libpq_checks() {
     let files = Files::new("modes");
     let (ours, other) = (identity("ours", 1, None), identity("other", 2, None));
     let server = identity("db.example", 3, Some(&ours));
-    let ours = files.write("ours.pem", ours.cert.to_pem().unwrap()).display().to_string();
-    let other = files.write("other.pem", other.cert.to_pem().unwrap()).display().to_string();
+    let ours = files.write("ours.pem", &ours.cert.to_pem().unwrap()).display().to_string();
+    let other = files.write("other.pem", &other.cert.to_pem().unwrap()).display().to_string();
     for (settings, host, trusted) in [
         ("sslmode=prefer".into(), "elsewhere", true),
         ("sslmode=require".into(), "elsewhere", true),
@@ -135,7 +135,7 @@ fn each_sslmode_checks_what_libpq_checks() {
 fn a_given_root_is_trusted_alone() {
     let files = Files::new("alone");
     let ours = identity("ours", 1, None);
-    let path = files.write("ours.pem", ours.cert.to_pem().unwrap());
+    let path = files.write("ours.pem", &ours.cert.to_pem().unwrap());
     let text = format!("host=h sslmode=verify-ca sslrootcert={}", path.display());
     let connector = ConnInfo::parse(&text, None, None).unwrap().tls_connector().unwrap();
     assert_eq!(connector.context().cert_store().all_certificates().len(), 1);
@@ -146,11 +146,11 @@ fn a_client_certificate_is_shown_also_with_an_encrypted_key() {
     let files = Files::new("client");
     let ca = identity("ca", 1, None);
     let (server, client) = (identity("db.example", 2, Some(&ca)), identity("relay", 3, Some(&ca)));
-    let ca = files.write("ca.pem", ca.cert.to_pem().unwrap());
-    let cert = files.write("client.pem", client.cert.to_pem().unwrap());
-    let plain = files.write("client.key", client.key.private_key_to_pem_pkcs8().unwrap());
+    let ca = files.write("ca.pem", &ca.cert.to_pem().unwrap());
+    let cert = files.write("client.pem", &client.cert.to_pem().unwrap());
+    let plain = files.write("client.key", &client.key.private_key_to_pem_pkcs8().unwrap());
     let encrypted = client.key.private_key_to_pem_pkcs8_passphrase(Cipher::aes_256_cbc(), b"s3cr").unwrap();
-    let encrypted = files.write("encrypted.key", encrypted);
+    let encrypted = files.write("encrypted.key", &encrypted);
     let shake = |rest: String| {
         let settings = format!("sslmode=verify-full sslrootcert={} {rest}", ca.display());
         shake(&settings, "db.example", &server, Some(&ca))
