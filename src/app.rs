@@ -4,10 +4,7 @@
 //! scrape or a slow HTTP client never stands in its way. Everything else runs on the main runtime. Sessions are started
 //! over and over until one is told to end or an error needs a human.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
 
@@ -108,7 +105,10 @@ impl Supervisor {
             let error = match outcome {
                 Ok(()) => return Ended::Stopped,
                 Err(error) if self.wish() > Wish::Run => {
-                    tracing::warn!(error = chain(&error), "stopped before everything was confirmed; the rest comes again");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "stopped before everything was confirmed; the rest comes again"
+                    );
                     return Ended::Stopped;
                 }
                 Err(error) => error,
@@ -324,15 +324,15 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
 }
 
 fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
     Ok(runtime.block_on(supervisor.run()))
 }
 
 /// The first SIGTERM or SIGINT drains, the second aborts.
 async fn obey_signals(wish: watch::Sender<Wish>) {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         tracing::error!("cannot listen for signals: only SIGKILL will stop this process");
         return std::future::pending().await;
     };

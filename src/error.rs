@@ -30,9 +30,9 @@ pub fn judge(error: &SessionError) -> Verdict {
     match error {
         SessionError::Source(error) => judge_source(error),
         SessionError::Sink(error) => judge_sink(error),
-        SessionError::Table { source: TableError::Columns(_), .. } => {
-            Verdict::Halt("map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table")
-        }
+        SessionError::Table { source: TableError::Columns(_), .. } => Verdict::Halt(
+            "map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table",
+        ),
         SessionError::Table { source: TableError::Routes(_), .. } => {
             Verdict::Halt("name only columns of the table in route.topic and route.rules")
         }
@@ -52,19 +52,25 @@ fn judge_source(error: &SourceError) -> Verdict {
             "create the publication with `walpost init`; if it was dropped while rows were written, the server skips those \
              rows: find them in the outbox table",
         ),
-        SourceError::SlotMissing(_) => Verdict::Halt("create it with `walpost init`, or set postgres.auto_create = true"),
+        SourceError::SlotMissing(_) => {
+            Verdict::Halt("create it with `walpost init`, or set postgres.auto_create = true")
+        }
         SourceError::SlotLost { .. } => Verdict::SlotLost(SLOT_LOST),
         SourceError::SlotForeign { .. } => {
             Verdict::Halt("name another slot in postgres.slot, or drop this one with pg_drop_replication_slot")
         }
         SourceError::Refused(_) => Verdict::Halt("mend postgres.url and its password settings"),
-        SourceError::NoTls { .. } => Verdict::RetrySlowly("turn ssl on in the server, or lower sslmode in postgres.url"),
+        SourceError::NoTls { .. } => {
+            Verdict::RetrySlowly("turn ssl on in the server, or lower sslmode in postgres.url")
+        }
         SourceError::Tls { .. } => {
             Verdict::RetrySlowly("check sslmode, sslrootcert and the certificate's host name in postgres.url")
         }
         SourceError::PasswordFile(_) => Verdict::RetrySlowly("make postgres.password_file readable"),
         SourceError::WrongSessionAttrs => Verdict::Retry,
-        SourceError::Parse(_) => Verdict::Halt("this is a bug in walpost or no Postgres server; the slot keeps its position"),
+        SourceError::Parse(_) => {
+            Verdict::Halt("this is a bug in walpost or no Postgres server; the slot keeps its position")
+        }
         SourceError::Connect { .. }
         | SourceError::Io(_)
         | SourceError::EndOfStream
@@ -81,7 +87,9 @@ fn judge_server(error: &ServerError) -> Verdict {
         ),
         "28P01" => Verdict::RetrySlowly("mend the password in postgres.url, postgres.password_file or PGPASSWORD"),
         "3D000" => Verdict::RetrySlowly("name an existing database in postgres.url"),
-        "42501" => Verdict::Halt("grant the right to replicate: ALTER ROLE … REPLICATION (on RDS: GRANT rds_replication TO …)"),
+        "42501" => {
+            Verdict::Halt("grant the right to replicate: ALTER ROLE … REPLICATION (on RDS: GRANT rds_replication TO …)")
+        }
         "42601" | "08P01" => Verdict::Halt(
             "the server does not understand replication commands: connect to Postgres itself, not through a pooler",
         ),

@@ -2,21 +2,21 @@
 //!
 //! The modules, in the order data flows.
 
-pub mod config;
-pub mod conninfo;
-pub mod lsn;
-pub mod event;
-pub mod source;
-pub mod decode;
-pub mod route;
-pub mod encode;
-pub mod sink;
 pub mod ack;
-pub mod pipeline;
-pub mod error;
+pub mod app;
 pub mod backoff;
 pub mod clock;
+pub mod config;
+pub mod conninfo;
+pub mod decode;
+pub mod encode;
+pub mod error;
+pub mod event;
+pub mod lsn;
 pub mod observe;
-pub mod sql;
-pub mod app;
+pub mod pipeline;
 pub mod prepare;
+pub mod route;
+pub mod sink;
+pub mod source;
+pub mod sql;

@@ -185,11 +185,8 @@ impl Stages {
         };
         let (event, cells) =
             table.decoder.decode(row, position, open.commit_us).map_err(|error| poison(b"", error.into()))?;
-        let topic =
-            table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
-        self.headers
-            .fill(&event, &cells, &table.header_columns)
-            .map_err(|error| poison(event.id, error.into()))?;
+        let topic = table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
+        self.headers.fill(&event, &cells, &table.header_columns).map_err(|error| poison(event.id, error.into()))?;
         let record = Record {
             topic,
             key: event.key,

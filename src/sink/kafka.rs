@@ -187,7 +187,8 @@ impl KafkaSink {
     }
 
     fn hold(&mut self, topic: &str, why: &str) {
-        let reason = format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
+        let reason =
+            format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
         if self.health.trouble(Part::Topic, reason) {
             tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
             self.metrics.delivery_errors.with_label_values(&[topic, "UnknownTopicOrPartition"]).inc();
@@ -232,7 +233,9 @@ impl KafkaSink {
             self.watch.set_stalled(false);
             self.health.well(Part::Kafka);
         }
-        if self.refused.is_some() && self.refused.as_deref().and_then(|name| self.topics.numbers.get(name)) == Some(&load.topic) {
+        if self.refused.is_some()
+            && self.refused.as_deref().and_then(|name| self.topics.numbers.get(name)) == Some(&load.topic)
+        {
             self.refused = None;
             self.health.well(Part::Topic);
             tracing::info!("the topic takes records again");

@@ -136,11 +136,15 @@ impl Watch {
     fn settle(&mut self, topic: &str) -> bool {
         let state = match self.fetch(Some(topic)) {
             Ok(None) => TopicState::Present,
-            Ok(Some(RDKafkaErrorCode::UnknownTopicOrPartition)) => match self.create.as_mut().map(|create| create.topic(topic)) {
-                None => TopicState::Absent("it does not exist".to_owned()),
-                Some(Ok(())) => return false, // asked for again at once, until every broker knows it
-                Some(Err(problem)) => TopicState::Absent(format!("it does not exist and cannot be created: {problem}")),
-            },
+            Ok(Some(RDKafkaErrorCode::UnknownTopicOrPartition)) => {
+                match self.create.as_mut().map(|create| create.topic(topic)) {
+                    None => TopicState::Absent("it does not exist".to_owned()),
+                    Some(Ok(())) => return false, // asked for again at once, until every broker knows it
+                    Some(Err(problem)) => {
+                        TopicState::Absent(format!("it does not exist and cannot be created: {problem}"))
+                    }
+                }
+            }
             Ok(Some(code)) => TopicState::Absent(code.to_string()),
             Err(_) => return false, // the brokers' trouble, noted already
         };

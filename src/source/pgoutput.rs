@@ -390,12 +390,8 @@ mod tests {
     #[test]
     fn begin_and_commit_carry_their_lsns() {
         let begin = [&b"B"[..], &0x10_u64.to_be_bytes(), &5_i64.to_be_bytes(), &9_u32.to_be_bytes()].concat();
-        assert_eq!(
-            parse(&begin),
-            Ok(Message::Begin { commit_lsn: Lsn(0x10), commit_us: POSTGRES_EPOCH_US + 5 })
-        );
-        let commit =
-            [&b"C\0"[..], &0x10_u64.to_be_bytes(), &0x20_u64.to_be_bytes(), &5_i64.to_be_bytes()].concat();
+        assert_eq!(parse(&begin), Ok(Message::Begin { commit_lsn: Lsn(0x10), commit_us: POSTGRES_EPOCH_US + 5 }));
+        let commit = [&b"C\0"[..], &0x10_u64.to_be_bytes(), &0x20_u64.to_be_bytes(), &5_i64.to_be_bytes()].concat();
         assert_eq!(parse(&commit), Ok(Message::Commit { commit_lsn: Lsn(0x10), end_lsn: Lsn(0x20) }));
     }
 
