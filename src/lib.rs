@@ -22,3 +22,5 @@ pub mod sql;
 pub mod app;
 pub mod prepare;
 pub mod init;
+pub mod check;
+pub mod status_command;
