@@ -118,7 +118,8 @@ impl AckTracker {
     /// Takes in a record, or `None` when that would break a bound.
     pub fn track(&mut self, load: Load) -> Option<Ticket> {
         let flying = self.next - self.head;
-        let full = flying >= self.bounds.events as u64 || self.bytes + u64::from(load.weight) > self.bounds.bytes as u64;
+        let full =
+            flying >= self.bounds.events as u64 || self.bytes + u64::from(load.weight) > self.bounds.bytes as u64;
         if full && flying > 0 {
             return None;
         }

@@ -4,10 +4,7 @@
 //! scrape or a slow HTTP client never stands in its way. Everything else runs on the main runtime. Sessions are started
 //! over and over until one is told to end or an error needs a human.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
 
@@ -16,8 +13,9 @@ use crate::{
     config::Config,
     error::{Verdict, chain, judge},
     lsn::Lsn,
-    observe::{Health, Metrics, Part, Progress},
-    pipeline::{Server, SessionError, Signals, Stages, Telltale, Wish, run_session},
+    observe::{self, Health, Metrics, Monitor, Part, Progress, View},
+    pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
+    prepare::prepare,
     sink::{KafkaSink, Mode, SinkError},
     source::{Replication, SourceError, Wire, slot},
 };
@@ -108,7 +106,10 @@ impl Supervisor {
             let error = match outcome {
                 Ok(()) => return Ended::Stopped,
                 Err(error) if self.wish() > Wish::Run => {
-                    tracing::warn!(error = chain(&error), "stopped before everything was confirmed; the rest comes again");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "stopped before everything was confirmed; the rest comes again"
+                    );
                     return Ended::Stopped;
                 }
                 Err(error) => error,
@@ -175,11 +176,15 @@ impl Supervisor {
 
     async fn connect(&mut self) -> Result<(Replication, Lsn), SessionError> {
         let postgres = &self.config.postgres;
-        let mut wire = Wire::connect(&postgres.conninfo).await?;
-        if !self.checked {
-            crate::prepare::prepare(&self.config, &mut wire).await?;
+        let mut wire = if self.checked {
+            Wire::connect(&postgres.conninfo).await?
+        } else {
+            // both links at once: a start should not wait for one after the other
+            let (wire, prepared) = tokio::join!(Wire::connect(&postgres.conninfo), prepare(&self.config));
+            prepared?;
             self.checked = true;
-        }
+            wire?
+        };
         let found = match slot::look(&mut wire, &postgres.slot).await {
             Err(SourceError::SlotMissing(slot)) if self.held => {
                 let reason = "it was dropped while walpost used it".to_owned();
@@ -267,7 +272,7 @@ fn sink_reason(error: &SinkError) -> &'static str {
 fn reason(error: &SessionError) -> &'static str {
     match error {
         SessionError::Source(SourceError::SlotLost { .. }) => "slot_lost",
-        SessionError::Source(_) => "postgres",
+        SessionError::Source(_) | SessionError::Prepare(_) => "postgres",
         SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
         SessionError::Sink(_) => "kafka",
         SessionError::Table { .. } => "table",
@@ -280,13 +285,16 @@ pub enum StartError {
     /// A route is malformed.
     #[error("route")]
     Route(#[from] crate::route::RouteError),
+    /// The listener's address is taken or not ours.
+    #[error(transparent)]
+    Listen(#[from] observe::http::BindError),
     /// A thread or the runtime could not be started.
     #[error("start the runtime")]
     Runtime(#[source] std::io::Error),
 }
 
 /// Runs the service: returns when it was told to stop, or when an error needs a human.
-pub fn run(config: Config) -> Result<Ended, StartError> {
+pub fn run(config: &Config) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("walpost")
@@ -295,7 +303,7 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
         .map_err(StartError::Runtime)?;
     let shared = Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::default() };
     let (tell_wish, wish) = watch::channel(Wish::Run);
-    let (_tell_server, server) = watch::channel(Server::Fine);
+    let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
     tracing::info!(
@@ -305,6 +313,20 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
         brokers = config.kafka.brokers,
         "starting"
     );
+    let view = View {
+        metrics: Arc::clone(&shared.metrics),
+        progress: Arc::clone(&shared.progress),
+        health: Arc::clone(&shared.health),
+        observation,
+        slot: config.postgres.slot.clone(),
+        publication: config.postgres.publication.clone(),
+    };
+    if let Some(address) = config.http.listen {
+        let listener = runtime.block_on(observe::http::bind(address))?;
+        runtime.spawn(observe::http::serve(listener, view));
+    }
+    runtime.spawn(monitor.run());
+    runtime.spawn(obey_signals(tell_wish));
     let (tell_end, end) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("pipeline".into())
@@ -312,10 +334,7 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
             let _ = tell_end.send(on_this_thread(supervisor));
         })
         .map_err(StartError::Runtime)?;
-    let ended = runtime.block_on(async {
-        tokio::spawn(obey_signals(tell_wish));
-        end.await
-    });
+    let ended = runtime.block_on(end);
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;
@@ -324,17 +343,17 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
 }
 
 fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
     Ok(runtime.block_on(supervisor.run()))
 }
 
 /// The first SIGTERM or SIGINT drains, the second aborts.
 async fn obey_signals(wish: watch::Sender<Wish>) {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         tracing::error!("cannot listen for signals: only SIGKILL will stop this process");
-        return std::future::pending().await;
+        return;
     };
     for next in [Wish::Drain, Wish::Abort] {
         tokio::select! {
@@ -344,5 +363,5 @@ async fn obey_signals(wish: watch::Sender<Wish>) {
         tracing::info!(next = ?next, "told to stop");
         wish.send_replace(next);
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }

@@ -22,7 +22,9 @@ mod oid {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// A mapped column does not exist.
-    #[error("table {table} has no column {column:?}, which the configuration maps to {role}; its columns are: {columns}")]
+    #[error(
+        "table {table} has no column {column:?}, which the configuration maps to {role}; its columns are: {columns}"
+    )]
     MissingColumn {
         /// The table.
         table: String,
@@ -34,7 +36,9 @@ pub enum DecodeError {
         columns: String,
     },
     /// The timestamp column is of a type that holds no time.
-    #[error("column {column:?} of {table} is mapped to timestamp, but is no timestamptz, timestamp, date or bigint (Unix ms)")]
+    #[error(
+        "column {column:?} of {table} is mapped to timestamp, but is no timestamptz, timestamp, date or bigint (Unix ms)"
+    )]
     NoTimestamp {
         /// The table.
         table: String,
@@ -166,9 +170,7 @@ impl Decoder {
         self.read_spans(row)?;
         let cells = Cells { spans: &self.spans, bytes: row.bytes() };
         let required = |column: &ColumnIndex, role| {
-            cells
-                .get(column.index)
-                .ok_or_else(|| DecodeError::RequiredNull { column: column.name.clone(), role })
+            cells.get(column.index).ok_or_else(|| DecodeError::RequiredNull { column: column.name.clone(), role })
         };
         let (id, event_type) = (required(&self.id, "id")?, required(&self.event_type, "event_type")?);
         let mut payload = cells.get(self.payload.index);
@@ -417,7 +419,8 @@ mod tests {
 
     #[test]
     fn missing_columns_and_nulls_are_named() {
-        let error = Decoder::new(&relation(&[("id", 25), ("event_type", 25), ("body", 25)]), &outbox(None)).unwrap_err();
+        let error =
+            Decoder::new(&relation(&[("id", 25), ("event_type", 25), ("body", 25)]), &outbox(None)).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("\"payload\"") && text.contains("id, event_type, body"), "{text}");
         let relation = relation(&[("id", 25), ("event_type", 25), ("payload", 25)]);

@@ -90,9 +90,9 @@ impl Headers {
 
     /// (name, value), in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&[u8], &[u8])> {
-        self.entries.iter().map(|entry| {
-            (&self.bytes[entry.start..entry.name_end], &self.bytes[entry.name_end..entry.value_end])
-        })
+        self.entries
+            .iter()
+            .map(|entry| (&self.bytes[entry.start..entry.name_end], &self.bytes[entry.name_end..entry.value_end]))
     }
 
     /// How many there are.

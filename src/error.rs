@@ -3,10 +3,13 @@
 
 use std::{error::Error, fmt::Write};
 
+use tokio_postgres::error::SqlState;
+
 use crate::{
+    init::InitError,
     pipeline::{PoisonError, SessionError, TableError},
     sink::SinkError,
-    source::{ServerError, SourceError},
+    source::{ServerError, SourceError, slot::CreateError},
 };
 
 /// What is done about an error.
@@ -29,10 +32,11 @@ const SLOT_LOST: &str = "events written since its confirmed position may be miss
 pub fn judge(error: &SessionError) -> Verdict {
     match error {
         SessionError::Source(error) => judge_source(error),
+        SessionError::Prepare(error) => judge_prepare(error),
         SessionError::Sink(error) => judge_sink(error),
-        SessionError::Table { source: TableError::Columns(_), .. } => {
-            Verdict::Halt("map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table")
-        }
+        SessionError::Table { source: TableError::Columns(_), .. } => Verdict::Halt(
+            "map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table",
+        ),
         SessionError::Table { source: TableError::Routes(_), .. } => {
             Verdict::Halt("name only columns of the table in route.topic and route.rules")
         }
@@ -45,6 +49,25 @@ pub fn judge(error: &SessionError) -> Verdict {
     }
 }
 
+fn judge_prepare(error: &InitError) -> Verdict {
+    let by_code = |code: Option<&SqlState>| {
+        code.map_or(Verdict::Retry, |code| {
+            judge_server(&ServerError { code: code.code().to_owned(), ..ServerError::default() })
+        })
+    };
+    match error {
+        InitError::Sql(error) => by_code(error.code()),
+        InitError::Statement { source, .. } | InitError::Slot(CreateError::Sql(source)) => by_code(source.code()),
+        InitError::Slot(CreateError::Source(error)) => judge_source(error),
+        InitError::Slot(CreateError::OlderRows { .. }) => {
+            Verdict::Halt("set outbox.backfill = \"none\" to leave them unpublished, or empty the table")
+        }
+        InitError::TableMissing { .. } | InitError::PublicationAfterSlot { .. } | InitError::PublicationFaults(_) => {
+            Verdict::Halt("mend it as the error says, then start again; `walpost check` shows everything at once")
+        }
+    }
+}
+
 fn judge_source(error: &SourceError) -> Verdict {
     match error {
         SourceError::Server(error) => judge_server(error),
@@ -52,20 +75,26 @@ fn judge_source(error: &SourceError) -> Verdict {
             "create the publication with `walpost init`; if it was dropped while rows were written, the server skips those \
              rows: find them in the outbox table",
         ),
-        SourceError::SlotMissing(_) => Verdict::Halt("create it with `walpost init`, or set postgres.auto_create = true"),
+        SourceError::SlotMissing(_) => {
+            Verdict::Halt("create it with `walpost init`, or set postgres.auto_create = true")
+        }
         SourceError::SlotLost { .. } => Verdict::SlotLost(SLOT_LOST),
         SourceError::SlotForeign { .. } => {
             Verdict::Halt("name another slot in postgres.slot, or drop this one with pg_drop_replication_slot")
         }
         SourceError::Refused(_) => Verdict::Halt("mend postgres.url and its password settings"),
-        SourceError::NoTls { .. } => Verdict::RetrySlowly("turn ssl on in the server, or lower sslmode in postgres.url"),
+        SourceError::NoTls { .. } => {
+            Verdict::RetrySlowly("turn ssl on in the server, or lower sslmode in postgres.url")
+        }
         SourceError::Tls { .. } => {
             Verdict::RetrySlowly("check sslmode, sslrootcert and the certificate's host name in postgres.url")
         }
         SourceError::PasswordFile(_) => Verdict::RetrySlowly("make postgres.password_file readable"),
-        SourceError::WrongSessionAttrs => Verdict::Retry,
-        SourceError::Parse(_) => Verdict::Halt("this is a bug in walpost or no Postgres server; the slot keeps its position"),
+        SourceError::Parse(_) => {
+            Verdict::Halt("this is a bug in walpost or no Postgres server; the slot keeps its position")
+        }
         SourceError::Connect { .. }
+        | SourceError::WrongSessionAttrs
         | SourceError::Io(_)
         | SourceError::EndOfStream
         | SourceError::Silent
@@ -81,7 +110,9 @@ fn judge_server(error: &ServerError) -> Verdict {
         ),
         "28P01" => Verdict::RetrySlowly("mend the password in postgres.url, postgres.password_file or PGPASSWORD"),
         "3D000" => Verdict::RetrySlowly("name an existing database in postgres.url"),
-        "42501" => Verdict::Halt("grant the right to replicate: ALTER ROLE … REPLICATION (on RDS: GRANT rds_replication TO …)"),
+        "42501" => {
+            Verdict::Halt("grant the right to replicate: ALTER ROLE … REPLICATION (on RDS: GRANT rds_replication TO …)")
+        }
         "42601" | "08P01" => Verdict::Halt(
             "the server does not understand replication commands: connect to Postgres itself, not through a pooler",
         ),

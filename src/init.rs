@@ -153,6 +153,12 @@ pub async fn ensure_publication(client: &Client, config: &Config) -> Result<Step
     Ok(Step::Created(what))
 }
 
+/// Fails where the publication is missing or would leave rows out.
+pub async fn check_publication(client: &Client, config: &Config) -> Result<(), InitError> {
+    let faults = find(client, config).await?.faults();
+    if faults.is_empty() { Ok(()) } else { Err(InitError::PublicationFaults(faults)) }
+}
+
 /// Creates the slot when it is missing. The publication must exist already.
 pub async fn ensure_slot(client: &mut Client, config: &Config) -> Result<Step, InitError> {
     let postgres = &config.postgres;

@@ -1,19 +1,51 @@
-//! temporary
-use walpost::{app, config::*, conninfo::ConnInfo};
-fn main() -> std::process::ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
-    let var = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
-    let opt = |name: &str, default: &str| OptionalColumn { name: var(name, default), explicit: std::env::var(name).is_ok() };
-    let config = Config {
-        postgres: PostgresConfig { conninfo: ConnInfo::parse(&var("WALPOST_POSTGRES_URL", ""), None, None).unwrap(), slot: var("WALPOST_POSTGRES_SLOT", "walpost"), publication: var("WALPOST_POSTGRES_PUBLICATION", "walpost"), auto_create: true },
-        outboxes: vec![OutboxConfig { table: TableName { schema: "public".into(), table: "outbox".into() }, backfill: None,
-            columns: ColumnsConfig { id: var("WALPOST_OUTBOX_COLUMNS_ID", "id"), event_type: var("WALPOST_OUTBOX_COLUMNS_EVENT_TYPE", "event_type"), payload: var("WALPOST_OUTBOX_COLUMNS_PAYLOAD", "payload"), key: opt("WALPOST_OUTBOX_COLUMNS_KEY", "key"), headers: opt("WALPOST_OUTBOX_COLUMNS_HEADERS", "headers"), timestamp: opt("WALPOST_OUTBOX_COLUMNS_TIMESTAMP", "created_at") }, header_columns: vec![] }],
-        route: RouteConfig { topic: var("WALPOST_ROUTE_TOPIC", "outbox.{event_type}"), on_illegal_topic: OnIllegalTopic::Park, rules: vec![] },
-        kafka: KafkaConfig { brokers: var("WALPOST_KAFKA_BROKERS", "localhost:9092"), create_topics: false, partitions: -1, replication_factor: -1, dead_letter_topic: None, properties: vec![] },
-        limits: LimitsConfig { in_flight_events: var("WALPOST_LIMITS_IN_FLIGHT_EVENTS", "20000").parse().unwrap(), in_flight_bytes: 64 << 20 },
-        shutdown: ShutdownConfig { drain_timeout: std::time::Duration::from_secs(10) },
-        http: HttpConfig { listen: None },
-        log: LogConfig { format: LogFormat::Text, level: "info".into() },
-    };
-    app::run(config).unwrap().exit_code().into()
+//! The `walpost` binary: arguments, logging, exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use walpost::{
+    app,
+    cli::{Cli, Command},
+    commands, config,
+    config::Config,
+    error::chain,
+    observe::log,
+};
+
+/// Usage or configuration.
+const MISUSE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    ExitCode::from(match run(&cli) {
+        Ok(code) => code,
+        Err(Failure { code, text }) => {
+            eprintln!("walpost: {text}");
+            code
+        }
+    })
+}
+
+/// Why nothing was done, and the exit code that says so.
+struct Failure {
+    code: u8,
+    text: String,
+}
+
+fn run(cli: &Cli) -> Result<u8, Failure> {
+    let config = config::load(cli.settings.config.as_deref(), &cli.overrides())
+        .map_err(|faults| Failure { code: MISUSE, text: faults.to_string() })?;
+    log::init(config.log.format, &config.log.level);
+    dispatch(cli, &config)
+}
+
+fn dispatch(cli: &Cli, config: &Config) -> Result<u8, Failure> {
+    let failed = |error: &dyn std::error::Error| Failure { code: 1, text: chain(error) };
+    match &cli.command {
+        Command::Run => app::run(&config).map(app::Ended::exit_code).map_err(|error| failed(&error)),
+        Command::Init(init) => commands::init(config, init.print).map_err(|error| failed(&error)),
+        Command::Check(report) => Ok(commands::check(config, report.format)),
+        Command::Status(report) => commands::status(config, report.format).map_err(|error| failed(&error)),
+        Command::Demo => unimplemented!(),
+    }
 }

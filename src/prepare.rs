@@ -1,19 +1,31 @@
-//! Before the first stream: what must exist is created where that is wanted, and what is there is checked.
+//! Before the first stream of a process: what is missing is created where that is wanted, and the publication is looked at,
+//! so that nobody waits for rows that the server was never going to send.
 
 use crate::{
     config::Config,
+    init::{self, InitError},
     pipeline::SessionError,
-    source::{SourceError, Wire, quote_identifier, slot},
+    sql,
 };
 
-/// Prepares database and slot.
-pub async fn prepare(config: &Config, wire: &mut Wire) -> Result<(), SessionError> {
-    let postgres = &config.postgres;
-    if matches!(slot::look(wire, &postgres.slot).await, Err(SourceError::SlotMissing(_))) && postgres.auto_create {
-        let mut sql = crate::sql::connect(&postgres.conninfo).await.map_err(|e| SourceError::Refused(e.to_string()))?;
-        let tables: Vec<_> = config.outboxes.iter().map(|o| format!("{}.{}", quote_identifier(&o.table.schema), quote_identifier(&o.table.table))).collect();
-        let _ = sql.batch_execute(&format!("CREATE PUBLICATION {} FOR TABLE {} WITH (publish='insert')", quote_identifier(&postgres.publication), tables.join(", "))).await;
-        slot::create(&postgres.conninfo, &mut sql, &postgres.slot, &config.outboxes).await.map_err(|e| SourceError::Refused(crate::error::chain(&e)))?;
+/// Prepares tables, publication and slot.
+pub async fn prepare(config: &Config) -> Result<(), SessionError> {
+    ensure(config).await.map_err(|source| SessionError::Prepare(Box::new(source)))
+}
+
+async fn ensure(config: &Config) -> Result<(), InitError> {
+    let mut client = sql::connect(&config.postgres.conninfo).await?;
+    let mut steps = Vec::new();
+    if config.postgres.auto_create {
+        steps.push(init::ensure_publication(&client, config).await?);
+        steps.push(init::ensure_slot(&mut client, config).await?);
+    } else {
+        init::check_publication(&client, config).await?;
+    }
+    for step in steps {
+        if let init::Step::Created(what) = step {
+            tracing::info!(what, "created");
+        }
     }
     Ok(())
 }

@@ -118,9 +118,8 @@ pub struct Router {
 impl Router {
     /// Compiles the routes.
     pub fn new(config: &RouteConfig) -> Result<Self, RouteError> {
-        let rule = |rule: &crate::config::RouteRule| {
-            Ok((WildMatch::new(&rule.event_type), Template::parse(&rule.topic)?))
-        };
+        let rule =
+            |rule: &crate::config::RouteRule| Ok((WildMatch::new(&rule.event_type), Template::parse(&rule.topic)?));
         Ok(Self {
             rules: config.rules.iter().map(rule).collect::<Result<_, RouteError>>()?,
             otherwise: Template::parse(&config.topic)?,

@@ -2,7 +2,116 @@
 //!
 //! Owns the only reads of the environment. Must never print a secret: everything secret is a [`Secret`].
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+mod fault;
+mod nearest;
+mod reader;
+mod refused;
+mod sections;
+mod table_name;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path, time::Duration};
+
+pub use self::{
+    fault::{Fault, Faults, Origin},
+    table_name::{TableName, quote_identifier},
+};
+use self::{reader::Reader, value::Entries};
+
+/// The file that is read when none is named and it exists.
+pub const DEFAULT_FILE: &str = "walpost.toml";
+
+/// Reads the configuration: `file`, else [`DEFAULT_FILE`] where it exists; over it the environment's `WALPOST_*`; over
+/// that `flags`, pairs of a dotted key such as `postgres.slot` and its value.
+///
+/// Every fault is returned at once. Files that hold certificates and passwords are opened to see whether they can be used;
+/// nothing else is contacted.
+pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> Result<Config, Faults> {
+    let document = read_file(file).map_err(|fault| Faults(vec![fault]))?;
+    let document = document.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
+    load_from(document, std::env::vars_os(), flags)
+}
+
+/// As [`load`], with the file's name and text and the environment given.
+pub fn load_from(
+    document: Option<(&str, &str)>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    flags: &[(String, String)],
+) -> Result<Config, Faults> {
+    read(document, environment, flags).0
+}
+
+/// The configuration, and every key that was looked for.
+fn read(
+    document: Option<(&str, &str)>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    flags: &[(String, String)],
+) -> (Result<Config, Faults>, Vec<String>) {
+    let entries: Entries = match document.map(|(name, text)| value::parse_document(name, text)) {
+        None => Entries::new(),
+        Some(Ok(entries)) => entries,
+        Some(Err(faults)) => return (Err(Faults(faults)), Vec::new()),
+    };
+    let (environment, pgpassword, faults) = split_environment(environment);
+    let mut reader = Reader::new(environment, flags);
+    for fault in faults {
+        reader.add(fault);
+    }
+    let mut root = reader.root(entries);
+    let config = sections::config(&mut root, pgpassword);
+    root.close();
+    let (faults, known) = reader.finish();
+    match config {
+        Some(config) if faults.is_empty() => (Ok(config), known),
+        _ => (Err(Faults(faults)), known),
+    }
+}
+
+fn read_file(file: Option<&Path>) -> Result<Option<(String, String)>, Fault> {
+    let path = file.unwrap_or(Path::new(DEFAULT_FILE));
+    let name = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some((name, text))),
+        Err(error) if file.is_none() && error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Fault {
+            at: Origin::File { name, line: 1 },
+            key: String::new(),
+            what: format!("cannot be read: {error}"),
+            remedy: "name a readable file with --config, or leave it out to use the environment alone".into(),
+        }),
+    }
+}
+
+/// Ours out of the environment, and `PGPASSWORD`.
+fn split_environment(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> (BTreeMap<String, String>, Option<Secret>, Vec<Fault>) {
+    let mut ours = BTreeMap::new();
+    let mut pgpassword = None;
+    let mut faults = Vec::new();
+    for (name, value) in environment {
+        let Ok(name) = name.into_string() else { continue };
+        let wanted = name == "PGPASSWORD" || (name.starts_with("WALPOST_") && !nearest::set_by_kubernetes(&name));
+        if !wanted {
+            continue;
+        }
+        match value.into_string() {
+            Ok(value) if name == "PGPASSWORD" => pgpassword = Some(value).filter(|value| !value.is_empty()),
+            Ok(value) => {
+                ours.insert(name, value);
+            }
+            Err(_) => faults.push(Fault {
+                at: Origin::Variable(name),
+                key: String::new(),
+                what: "is not UTF-8".into(),
+                remedy: "encode it as UTF-8".into(),
+            }),
+        }
+    }
+    (ours, pgpassword.map(Secret::new), faults)
+}
 
 /// A complete, valid configuration.
 #[derive(Debug, Clone)]
@@ -17,6 +126,8 @@ pub struct Config {
     pub kafka: KafkaConfig,
     /// Bounds on what is in flight.
     pub limits: LimitsConfig,
+    /// Deletion of delivered rows; `None`: they stay.
+    pub retention: Option<RetentionConfig>,
     /// How a stop drains.
     pub shutdown: ShutdownConfig,
     /// The HTTP listener for metrics and health.
@@ -28,23 +139,14 @@ pub struct Config {
 /// `[postgres]`
 #[derive(Debug, Clone)]
 pub struct PostgresConfig {
-    /// Where and how to connect; holds the password as a secret.
+    /// `url` and `password_file`: where and how to connect; holds the password as a secret. Required.
     pub conninfo: crate::conninfo::ConnInfo,
-    /// Name of the replication slot, `[a-z0-9_]{1,63}`.
+    /// Name of the replication slot, `[a-z0-9_]{1,63}`. Default `walpost`.
     pub slot: String,
-    /// Name of the publication, exactly as in the catalog.
+    /// Name of the publication, exactly as in the catalog, at most 63 bytes. Default `walpost`.
     pub publication: String,
-    /// Create publication and slot when they are missing.
+    /// Create publication and slot when they are missing. Default true.
     pub auto_create: bool,
-}
-
-/// A table's name as the catalog has it (already unquoted and folded).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct TableName {
-    /// Schema (namespace).
-    pub schema: String,
-    /// Table.
-    pub table: String,
 }
 
 /// What becomes of rows that are older than the slot.
@@ -61,11 +163,11 @@ pub enum Backfill {
 /// `[outbox]` or one `[[outbox]]`
 #[derive(Debug, Clone)]
 pub struct OutboxConfig {
-    /// The table.
+    /// The table, quoted as in SQL. Default `public.outbox`; required in `[[outbox]]`.
     pub table: TableName,
     /// `None`: unset, so refuse to start when there are such rows.
     pub backfill: Option<Backfill>,
-    /// Which column holds what; names exactly as in the catalog.
+    /// Which column holds what; names exactly as in the catalog, unless in double quotes: then quoted as in SQL.
     pub columns: ColumnsConfig,
     /// Further columns as headers: (header, column), in file order.
     pub header_columns: Vec<(String, String)>,
@@ -75,17 +177,17 @@ pub struct OutboxConfig {
 /// the default name when `explicit` says it was not named (then it may be missing from the table).
 #[derive(Debug, Clone)]
 pub struct ColumnsConfig {
-    /// The event's id; must exist.
+    /// The event's id; must exist. Default `id`.
     pub id: String,
-    /// The event's type; must exist.
+    /// The event's type; must exist. Default `event_type`.
     pub event_type: String,
-    /// The payload; must exist.
+    /// The payload; must exist. Default `payload`.
     pub payload: String,
-    /// The record key.
+    /// The record key. Default `key`.
     pub key: OptionalColumn,
-    /// A json(b) object whose members become headers.
+    /// A json(b) object whose members become headers. Default `headers`.
     pub headers: OptionalColumn,
-    /// The record timestamp.
+    /// The record timestamp. Default `created_at`.
     pub timestamp: OptionalColumn,
 }
 
@@ -112,11 +214,11 @@ pub enum OnIllegalTopic {
 /// `[route]`
 #[derive(Debug, Clone)]
 pub struct RouteConfig {
-    /// Template over columns of the row, for example `outbox.{event_type}`.
+    /// Template over columns of the row. Default `outbox.{event_type}`.
     pub topic: String,
-    /// Policy for names that Kafka would refuse.
+    /// Policy for names that Kafka would refuse. Default `park`.
     pub on_illegal_topic: OnIllegalTopic,
-    /// First match wins, before the template.
+    /// First match wins, before the template. Default none.
     pub rules: Vec<RouteRule>,
 }
 
@@ -132,15 +234,15 @@ pub struct RouteRule {
 /// `[kafka]`
 #[derive(Debug, Clone)]
 pub struct KafkaConfig {
-    /// Bootstrap servers, comma-separated.
+    /// Bootstrap servers, comma-separated. Default `localhost:9092`.
     pub brokers: String,
-    /// Create missing topics.
+    /// Create missing topics. Default false.
     pub create_topics: bool,
-    /// Partitions of created topics; -1: the broker's default.
+    /// Partitions of created topics, 1 to 10,000; -1: the broker's default. Default -1.
     pub partitions: i32,
-    /// Replication factor of created topics; -1: the broker's default.
+    /// Replication factor of created topics, 1 to 100; -1: the broker's default. Default -1.
     pub replication_factor: i32,
-    /// Where poison goes; unset: a poison event halts.
+    /// Where poison goes, a legal topic name; unset (the default): a poison event halts.
     pub dead_letter_topic: Option<String>,
     /// Further librdkafka properties, checked against the refused ones. Values may be secrets.
     pub properties: Vec<(String, Secret)>,
@@ -149,32 +251,43 @@ pub struct KafkaConfig {
 /// `[limits]`
 #[derive(Debug, Clone, Copy)]
 pub struct LimitsConfig {
-    /// Events handed to the producer and not yet acknowledged, at most.
+    /// Events handed to the producer and not yet acknowledged, at most; 1 to 1,000,000. Default 20,000.
     pub in_flight_events: usize,
-    /// Their bytes, at most.
+    /// Their bytes, at most; 64 KiB to 16 GiB. Default 64 MiB.
     pub in_flight_bytes: usize,
+}
+
+/// `[retention]`: rows that were delivered and are older than `keep` are deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetentionConfig {
+    /// How long rows are kept, 0 s to 10 years. No default: without it there is no deletion.
+    pub keep: Duration,
+    /// Rows a statement deletes at most, 1 to 100,000. Default 1,000.
+    pub batch: u32,
+    /// Time from one pass to the next, 1 s to 1 day. Default 1 minute.
+    pub interval: Duration,
 }
 
 /// `[shutdown]`
 #[derive(Debug, Clone, Copy)]
 pub struct ShutdownConfig {
-    /// How long a stop waits for acknowledgements (`drain_timeout_ms`).
+    /// `drain_timeout_ms`: how long a stop waits for acknowledgements, 0 to 3,600,000. Default 10,000.
     pub drain_timeout: Duration,
 }
 
 /// `[http]`
 #[derive(Debug, Clone, Copy)]
 pub struct HttpConfig {
-    /// Listen address; `None` when set to the empty string: no listener.
+    /// Listen address, IP and port. Default `127.0.0.1:9465`; `None` when set to the empty string: no listener.
     pub listen: Option<SocketAddr>,
 }
 
 /// `[log]`
 #[derive(Debug, Clone)]
 pub struct LogConfig {
-    /// Text or JSON lines.
+    /// Text or JSON lines. Default text.
     pub format: LogFormat,
-    /// `error` … `trace`, or a tracing filter such as `walpost=debug,info`.
+    /// `error` … `trace`, or a tracing filter such as `walpost=debug,info`. Default `info`.
     pub level: String,
 }
 
@@ -208,6 +321,3 @@ impl std::fmt::Debug for Secret {
         f.write_str("***")
     }
 }
-
-#[doc(hidden)]
-pub type _Unused = PathBuf;

@@ -43,7 +43,7 @@ pub struct TlsSettings {
     pub key: Option<PathBuf>,
     /// `sslpassword`, of an encrypted `sslkey`.
     pub key_password: Option<Secret>,
-    /// `sslnegotiation=direct`: no SSLRequest before the handshake (Postgres 17 and later).
+    /// `sslnegotiation=direct`: no `SSLRequest` before the handshake (Postgres 17 and later).
     pub direct: bool,
     /// `sslsni`: send the host name in the handshake.
     pub sni: bool,
@@ -146,7 +146,7 @@ fn mode(text: &str) -> Result<SslMode, ConnInfoError> {
 /// What the mode amounts to beside `sslrootcert`.
 fn effective_mode(mode: SslMode, root_cert: Option<&str>) -> Result<SslMode, ConnInfoError> {
     match (mode, root_cert) {
-        (SslMode::Disable | SslMode::VerifyFull, _) => Ok(mode),
+        (SslMode::Disable | SslMode::VerifyFull, _) | (SslMode::Prefer | SslMode::Require, None) => Ok(mode),
         (_, Some("system")) => Err(ConnInfoError::invalid(
             "sslrootcert",
             "system needs sslmode=verify-full: without the host name check any public certificate would do",
@@ -160,7 +160,6 @@ fn effective_mode(mode: SslMode, root_cert: Option<&str>) -> Result<SslMode, Con
             "sslmode",
             "verify-ca needs sslrootcert, the certificate of the authority to trust",
         )),
-        (SslMode::Prefer | SslMode::Require, None) => Ok(mode),
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod health;
 pub mod http;
+pub mod log;
 pub mod metrics;
 pub mod monitor;
 pub mod progress;

@@ -73,7 +73,7 @@ impl Progress {
             return 0.0;
         }
         let age = now_unix_us.saturating_add(self.clock_ahead_us()).saturating_sub(oldest);
-        Duration::from_micros(u64::try_from(age).unwrap_or(0)).as_secs_f64()
+        Duration::from_micros(age.max(0).unsigned_abs()).as_secs_f64()
     }
 }
 

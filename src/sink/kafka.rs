@@ -187,7 +187,8 @@ impl KafkaSink {
     }
 
     fn hold(&mut self, topic: &str, why: &str) {
-        let reason = format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
+        let reason =
+            format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
         if self.health.trouble(Part::Topic, reason) {
             tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
             self.metrics.delivery_errors.with_label_values(&[topic, "UnknownTopicOrPartition"]).inc();
@@ -225,14 +226,17 @@ impl KafkaSink {
             topic.published.inc();
             topic.bytes.inc_by(u64::from(load.weight).saturating_sub(Record::OVERHEAD as u64));
         }
-        self.commit_to_ack.observe(at_us.saturating_sub(load.commit_us).max(0) as f64 / 1e6);
+        let waited = Duration::from_micros(at_us.saturating_sub(load.commit_us).max(0).unsigned_abs());
+        self.commit_to_ack.observe(waited.as_secs_f64());
         self.last_delivery = Instant::now();
         if self.troubled {
             self.troubled = false;
             self.watch.set_stalled(false);
             self.health.well(Part::Kafka);
         }
-        if self.refused.is_some() && self.refused.as_deref().and_then(|name| self.topics.numbers.get(name)) == Some(&load.topic) {
+        if self.refused.is_some()
+            && self.refused.as_deref().and_then(|name| self.topics.numbers.get(name)) == Some(&load.topic)
+        {
             self.refused = None;
             self.health.well(Part::Topic);
             tracing::info!("the topic takes records again");

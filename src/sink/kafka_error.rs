@@ -40,9 +40,11 @@ pub fn judge(code: Code) -> Verdict {
         | Code::PolicyViolation
         | Code::UnsupportedForMessageFormat
         | Code::UnsupportedCompressionType => Verdict::Suspect,
-        Code::PurgeQueue | Code::PurgeInflight | Code::InvalidDifferentRecord | Code::Fatal | Code::GaplessGuarantee => {
-            Verdict::Consequence
-        }
+        Code::PurgeQueue
+        | Code::PurgeInflight
+        | Code::InvalidDifferentRecord
+        | Code::Fatal
+        | Code::GaplessGuarantee => Verdict::Consequence,
         _ => Verdict::Rebuild,
     }
 }

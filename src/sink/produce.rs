@@ -13,7 +13,7 @@ use std::{
 };
 
 use rdkafka::{
-    bindings::{self, rd_kafka_vu_t, rd_kafka_vtype_t},
+    bindings::{self, rd_kafka_vtype_t, rd_kafka_vu_t},
     producer::{BaseProducer, Producer},
     types::RDKafkaErrorCode,
 };
@@ -39,9 +39,8 @@ impl TopicHandle {
     pub fn new(producer: &Arc<SessionProducer>, name: &str) -> Option<Self> {
         let name = CString::new(name).ok()?;
         // SAFETY: the client lives as long as `producer`; `name` outlives the call; NULL means default settings.
-        let topic = unsafe {
-            bindings::rd_kafka_topic_new(producer.client().native_ptr(), name.as_ptr(), ptr::null_mut())
-        };
+        let topic =
+            unsafe { bindings::rd_kafka_topic_new(producer.client().native_ptr(), name.as_ptr(), ptr::null_mut()) };
         NonNull::new(topic).map(|topic| Self { topic, producer: Arc::clone(producer) })
     }
 
@@ -67,11 +66,7 @@ impl TopicHandle {
         // SAFETY: the client lives as long as `self.producer`; each argument's union field is the one that its type
         // names; key and value are borrowed for the call and copied by it; on success the headers are librdkafka's.
         let error = unsafe {
-            bindings::rd_kafka_produceva(
-                self.producer.client().native_ptr(),
-                arguments.as_ptr(),
-                arguments.len(),
-            )
+            bindings::rd_kafka_produceva(self.producer.client().native_ptr(), arguments.as_ptr(), arguments.len())
         };
         if error.is_null() {
             return Ok(());

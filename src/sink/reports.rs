@@ -137,4 +137,3 @@ impl ProducerContext<NoCustomPartitioner> for Context {
         self.reports.push(Report { ticket: Ticket::from_word(word as u64), at_us: clock::unix_us(), failure });
     }
 }
-

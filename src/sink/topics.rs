@@ -18,6 +18,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     error::{KafkaError, RDKafkaErrorCode},
+    metadata::MetadataTopic,
     producer::Producer,
 };
 
@@ -136,11 +137,15 @@ impl Watch {
     fn settle(&mut self, topic: &str) -> bool {
         let state = match self.fetch(Some(topic)) {
             Ok(None) => TopicState::Present,
-            Ok(Some(RDKafkaErrorCode::UnknownTopicOrPartition)) => match self.create.as_mut().map(|create| create.topic(topic)) {
-                None => TopicState::Absent("it does not exist".to_owned()),
-                Some(Ok(())) => return false, // asked for again at once, until every broker knows it
-                Some(Err(problem)) => TopicState::Absent(format!("it does not exist and cannot be created: {problem}")),
-            },
+            Ok(Some(RDKafkaErrorCode::UnknownTopicOrPartition)) => {
+                match self.create.as_mut().map(|create| create.topic(topic)) {
+                    None => TopicState::Absent("it does not exist".to_owned()),
+                    Some(Ok(())) => return false, // asked for again at once, until every broker knows it
+                    Some(Err(problem)) => {
+                        TopicState::Absent(format!("it does not exist and cannot be created: {problem}"))
+                    }
+                }
+            }
             Ok(Some(code)) => TopicState::Absent(code.to_string()),
             Err(_) => return false, // the brokers' trouble, noted already
         };
@@ -168,7 +173,7 @@ impl Watch {
                     tracing::info!("kafka is reachable");
                 }
                 let found = metadata.topics().iter().find(|found| topic == Some(found.name()));
-                Ok(found.and_then(|found| found.error()).map(RDKafkaErrorCode::from))
+                Ok(found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from))
             }
             Err(error) => {
                 let reason = "kafka is unreachable: no broker answers".to_owned();

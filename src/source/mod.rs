@@ -125,7 +125,9 @@ impl Replication {
                 b'N' => notice(server_error(&frame))?,
                 b'S' => {}
                 b'c' | b'C' | b'Z' => return Err(SourceError::EndOfStream),
-                tag => return Err(SourceError::Protocol(format!("unexpected message {:?} in the stream", tag as char))),
+                tag => {
+                    return Err(SourceError::Protocol(format!("unexpected message {:?} in the stream", tag as char)));
+                }
             }
             self.wire.consume();
         }

@@ -112,7 +112,7 @@ pub struct Row<'a> {
 pub enum Cell<'a> {
     /// NULL.
     Null,
-    /// A TOASTed value that the server did not send, since it did not change. Not in an INSERT.
+    /// A value stored out of line (TOAST) that the server did not send, since it did not change. Not in an INSERT.
     Unchanged,
     /// The value as text.
     Text(&'a [u8]),
@@ -390,12 +390,8 @@ mod tests {
     #[test]
     fn begin_and_commit_carry_their_lsns() {
         let begin = [&b"B"[..], &0x10_u64.to_be_bytes(), &5_i64.to_be_bytes(), &9_u32.to_be_bytes()].concat();
-        assert_eq!(
-            parse(&begin),
-            Ok(Message::Begin { commit_lsn: Lsn(0x10), commit_us: POSTGRES_EPOCH_US + 5 })
-        );
-        let commit =
-            [&b"C\0"[..], &0x10_u64.to_be_bytes(), &0x20_u64.to_be_bytes(), &5_i64.to_be_bytes()].concat();
+        assert_eq!(parse(&begin), Ok(Message::Begin { commit_lsn: Lsn(0x10), commit_us: POSTGRES_EPOCH_US + 5 }));
+        let commit = [&b"C\0"[..], &0x10_u64.to_be_bytes(), &0x20_u64.to_be_bytes(), &5_i64.to_be_bytes()].concat();
         assert_eq!(parse(&commit), Ok(Message::Commit { commit_lsn: Lsn(0x10), end_lsn: Lsn(0x20) }));
     }
 

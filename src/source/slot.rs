@@ -162,7 +162,11 @@ fn refuse_unsaid(counts: &[u64], outboxes: &[OutboxConfig]) -> Result<(), Create
                 return Err(CreateError::OlderRows { table, count: *count });
             }
             Some(Backfill::None) if *count > 0 => {
-                tracing::warn!(table = outbox.table.table, count, "rows older than the slot stay unpublished, as configured");
+                tracing::warn!(
+                    table = outbox.table.table,
+                    count,
+                    "rows older than the slot stay unpublished, as configured"
+                );
             }
             _ => {}
         }

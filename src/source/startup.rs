@@ -46,7 +46,9 @@ impl Wire {
             match attempt {
                 Ok(Ok(wire)) => return Ok(wire),
                 Ok(Err(error)) => last = Some(error),
-                Err(_) => last = Some(SourceError::Connect { host: target.name, source: io::ErrorKind::TimedOut.into() }),
+                Err(_) => {
+                    last = Some(SourceError::Connect { host: target.name, source: io::ErrorKind::TimedOut.into() });
+                }
             }
         }
         Err(last.unwrap_or_else(|| SourceError::Protocol("the connection string names no host".into())))
@@ -177,11 +179,7 @@ impl Wire {
         };
         let rows = self.query("SHOW transaction_read_only").await?;
         let value = rows.first().and_then(|row| row.first()).and_then(Option::as_deref);
-        if value == Some(read_only) {
-            Ok(())
-        } else {
-            Err(SourceError::WrongSessionAttrs)
-        }
+        if value == Some(read_only) { Ok(()) } else { Err(SourceError::WrongSessionAttrs) }
     }
 
     /// Runs one statement by the simple query protocol; values as text.
@@ -253,10 +251,9 @@ fn targets(info: &ConnInfo) -> Result<Vec<Target>, SourceError> {
             (None, None) => return None,
         };
         let name = match (hosts.get(index), &address) {
-            (Some(Host::Tcp(name)), _) => name.clone(),
+            (Some(Host::Tcp(name)), _) | (_, Address::Name(name)) => name.clone(),
             (_, Address::Ip(ip)) => ip.to_string(),
             (_, Address::Unix(path)) => path.display().to_string(),
-            (_, Address::Name(name)) => name.clone(),
         };
         Some(Target { name, address, port: port(index) })
     };
@@ -282,7 +279,7 @@ fn tune(stream: &TcpStream, info: &ConnInfo) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
     if info.config.get_keepalives() {
-        let idle = info.config.get_keepalives_idle().min(Duration::from_secs(60));
+        let idle = info.config.get_keepalives_idle().min(Duration::from_mins(1));
         let interval = info.config.get_keepalives_interval().unwrap_or(Duration::from_secs(10));
         let keepalive = socket2::TcpKeepalive::new().with_time(idle).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive)?;
@@ -294,7 +291,9 @@ fn tune(stream: &TcpStream, info: &ConnInfo) -> io::Result<()> {
 async fn secure(info: &ConnInfo, target: &Target, stream: TcpStream) -> Result<Socket, SourceError> {
     let failed = |source| SourceError::Connect { host: target.name.clone(), source };
     let mut stream = stream;
-    if info.config.get_ssl_negotiation() != SslNegotiation::Direct && !asks_for_tls(&mut stream).await.map_err(failed)? {
+    if info.config.get_ssl_negotiation() != SslNegotiation::Direct
+        && !asks_for_tls(&mut stream).await.map_err(failed)?
+    {
         return if info.tls.mode == SslMode::Prefer {
             Ok(Socket::Tcp(stream))
         } else {

@@ -4,26 +4,29 @@
 //! server what is due, and waits. What the server is told is [`Sink::durable`] and nothing else. The hard part is a sink
 //! that is full: the event stays in the source's buffer and the socket is not read, but status updates go on, however long.
 
+mod stages;
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
     clock,
-    config::Config,
-    decode::{DecodeError, Decoder},
-    encode::{BadHeaders, Headers, Record},
     event::Position,
+    init::InitError,
     lsn::Lsn,
-    observe::{Metrics, Progress},
-    route::{RouteError, Router, Routes},
-    sink::{Queued, Sink, SinkError},
+    observe::{Metrics, Progress, ServerState},
+    sink::{Sink, SinkError},
     source::{
         Event, Source, SourceError,
         feedback::{Feedback, LOST_AFTER},
-        pgoutput::{Ignored, Relation, Row},
+        pgoutput::Ignored,
     },
 };
+use stages::Sent;
+pub use stages::{PoisonError, Stages, TableError};
 
 /// After so many events the loop looks at the clock, however much more has arrived.
 const EVENTS_PER_TURN: u32 = 512;
@@ -43,22 +46,13 @@ pub enum Wish {
     Abort,
 }
 
-/// What the SQL link knows of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
-    /// Nothing to say.
-    Fine,
-    /// It is shutting down and must not be held up.
-    Stopping,
-}
-
 /// Wishes and news from outside of the loop.
 #[derive(Debug, Clone)]
 pub struct Signals {
     /// What the operator wants.
     pub wish: watch::Receiver<Wish>,
     /// What the SQL link knows.
-    pub server: watch::Receiver<Server>,
+    pub server: watch::Receiver<ServerState>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
 }
@@ -78,6 +72,9 @@ pub enum SessionError {
     /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// What must exist before the stream does not, or does not fit.
+    #[error("prepare the database")]
+    Prepare(#[source] Box<InitError>),
     /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),
@@ -101,115 +98,6 @@ pub enum SessionError {
         #[source]
         source: PoisonError,
     },
-}
-
-/// Why a table does not fit.
-#[derive(Debug, thiserror::Error)]
-pub enum TableError {
-    /// Its columns.
-    #[error(transparent)]
-    Columns(#[from] DecodeError),
-    /// Its routes.
-    #[error(transparent)]
-    Routes(#[from] RouteError),
-}
-
-/// Why an event cannot be published.
-#[derive(Debug, thiserror::Error)]
-pub enum PoisonError {
-    /// Its row.
-    #[error(transparent)]
-    Row(#[from] DecodeError),
-    /// Its topic.
-    #[error(transparent)]
-    Topic(#[from] RouteError),
-    /// Its headers.
-    #[error(transparent)]
-    Headers(#[from] BadHeaders),
-}
-
-/// The pure stages between source and sink, bound to the tables as last described.
-pub struct Stages {
-    config: Config,
-    router: Router,
-    tables: Vec<Table>,
-    headers: Headers,
-}
-
-/// One outbox table as last described.
-struct Table {
-    oid: u32,
-    decoder: Decoder,
-    routes: Routes,
-    header_columns: Vec<(String, usize)>,
-}
-
-impl Stages {
-    /// Compiles the routes. Tables are bound when the server describes them.
-    pub fn new(config: &Config) -> Result<Self, RouteError> {
-        let router = Router::new(&config.route)?;
-        Ok(Self { config: config.clone(), router, tables: Vec::new(), headers: Headers::default() })
-    }
-
-    /// Forgets all descriptions: they belong to a connection.
-    pub fn forget(&mut self) {
-        self.tables.clear();
-    }
-
-    fn describe(&mut self, relation: &Relation) -> Result<(), SessionError> {
-        self.tables.retain(|table| table.oid != relation.oid);
-        let name = format!("{}.{}", relation.schema, relation.table);
-        let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
-        let ours = |outbox: &&crate::config::OutboxConfig| {
-            outbox.table.schema == relation.schema && outbox.table.table == relation.table
-        };
-        let Some(outbox) = self.config.outboxes.iter().find(ours) else { return Ok(()) };
-        let decoder = Decoder::new(relation, outbox).map_err(|error| failed(error.into()))?;
-        let routes = self.router.bind(&decoder, &name).map_err(|error| failed(error.into()))?;
-        let index = |(header, column): &(String, String)| {
-            let missing = || crate::decode::missing(relation, column, &format!("header {header:?}"));
-            decoder.index_of(column).map(|index| (header.clone(), index)).ok_or_else(|| failed(missing().into()))
-        };
-        let header_columns = outbox.header_columns.iter().map(index).collect::<Result<_, _>>()?;
-        self.tables.push(Table { oid: relation.oid, decoder, routes, header_columns });
-        Ok(())
-    }
-
-    fn publish<S: Sink>(&mut self, oid: u32, row: Row<'_>, open: Open, sink: &mut S) -> Result<Sent, SessionError> {
-        let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else { return Ok(Sent::NotOurs) };
-        let position = open.position;
-        let poison = |event_id: &[u8], source: PoisonError| SessionError::Poison {
-            event_id: String::from_utf8_lossy(event_id).into_owned(),
-            position,
-            source,
-        };
-        let (event, cells) =
-            table.decoder.decode(row, position, open.commit_us).map_err(|error| poison(b"", error.into()))?;
-        let topic =
-            table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
-        self.headers
-            .fill(&event, &cells, &table.header_columns)
-            .map_err(|error| poison(event.id, error.into()))?;
-        let record = Record {
-            topic,
-            key: event.key,
-            value: event.payload,
-            headers: &self.headers,
-            timestamp_ms: event.timestamp_ms,
-            event_id: event.id,
-        };
-        Ok(match sink.enqueue(position, open.commit_us, &record)? {
-            Queued::Accepted => Sent::Yes,
-            Queued::Full => Sent::Full,
-        })
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    Yes,
-    Full,
-    NotOurs,
 }
 
 /// The transaction that is being received.
@@ -405,7 +293,7 @@ impl Session<'_> {
             return Err(SourceError::Silent);
         }
         // a server that stops waits for our confirm; one that cannot come must not hold it up
-        let stopping = *signals.server.borrow_and_update() == Server::Stopping;
+        let stopping = *signals.server.borrow_and_update() == ServerState::Stopping;
         let held_up = stopping && (!reading || sink.in_flight().0 > 0);
         if held_up || self.feedback.blocks_shutdown(now) && sink.in_flight().0 > 0 {
             return Err(SourceError::ServerStopping);

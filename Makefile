@@ -1,0 +1,30 @@
+# `make demo` shows walpost at work, `make test` checks everything. Each installs what it needs on Debian and Ubuntu.
+SHELL := /bin/bash
+export PATH := $(PATH):$(HOME)/.cargo/bin
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench fmt
+
+help: ## Print this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+
+demo: ## Watch events travel from a private Postgres to an in-process broker, with a crash on the way
+	@tests/services/setup.sh demo
+	cargo build --release --bin walpost
+	target/release/walpost demo
+
+# Clippy and the documentation share what they compile of the dependencies; the tests compile the rest.
+test: ## Format, lints, documentation, and every test against real Postgres and Kafka
+	@tests/services/setup.sh test
+	@tests/services/fetch.sh >/dev/null
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+	cargo test
+
+bench: ## Measure against pg_recvlogical, real Postgres and real Kafka
+	@tests/services/setup.sh test
+	@tests/services/fetch.sh >/dev/null
+	tests/bench/run.sh
+
+fmt: ## Format the code
+	cargo fmt

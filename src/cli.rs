@@ -1,0 +1,186 @@
+//! The command line: commands, flags and their help. No behaviour.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Streams a Postgres transactional outbox to Kafka from the write-ahead log.
+///
+/// Settings come from a TOML file, over it the environment (WALPOST_<SECTION>_<KEY>, PGPASSWORD), over that the flags.
+#[derive(Debug, Parser)]
+#[command(name = "walpost", version, arg_required_else_help = true, after_help = EXAMPLE)]
+pub struct Cli {
+    /// Settings that hold for every command.
+    #[command(flatten)]
+    pub settings: Settings,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLE: &str = "\
+Example:
+  export WALPOST_POSTGRES_URL=postgres://walpost@localhost:5432/app
+  walpost init && walpost check && walpost run
+
+Exit codes:
+  0  stopped as asked
+  1  halted by an error that needs a human
+  2  usage or configuration
+  3  the slot is lost or invalidated: events may be missing";
+
+/// Flags over the configuration. Passwords have none: other users of the machine can read a command line.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Settings")]
+pub struct Settings {
+    /// Configuration file [default: ./walpost.toml where it exists]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kafka's bootstrap servers (kafka.brokers)
+    #[arg(long, global = true, value_name = "HOST:PORT,…")]
+    pub brokers: Option<String>,
+    /// The replication slot (postgres.slot)
+    #[arg(long, global = true, value_name = "NAME")]
+    pub slot: Option<String>,
+    /// The publication (postgres.publication)
+    #[arg(long, global = true, value_name = "NAME")]
+    pub publication: Option<String>,
+    /// The outbox table (outbox.table)
+    #[arg(long, global = true, value_name = "SCHEMA.TABLE")]
+    pub table: Option<String>,
+    /// Where metrics and health are served, "" for nowhere (http.listen)
+    #[arg(long, global = true, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// error, warn, info, debug, trace or a filter (log.level)
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// text or json (log.format)
+    #[arg(long, global = true, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// Any key, as often as needed, for example kafka.properties.linger.ms=5
+    #[arg(long = "set", global = true, value_name = "SECTION.KEY=VALUE", value_parser = assignment)]
+    pub set: Vec<(String, String)>,
+}
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The service: tail the slot, publish, confirm
+    #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json")]
+    Run,
+    /// Create what is missing: outbox table, publication, slot
+    #[command(after_help = "Example:\n  walpost init --print | less\n  walpost init --backfill none")]
+    Init(Init),
+    /// Find out whether `run` would work, and what to mend; exit code 0 when it would
+    #[command(after_help = "Example:\n  walpost check --format json")]
+    Check(Report),
+    /// Show slot, positions, lag and the last error
+    #[command(after_help = "Example:\n  walpost status --format json")]
+    Status(Report),
+    /// The whole story on this machine in under a minute: nothing to configure, nothing left behind
+    #[command(after_help = "Example:\n  walpost demo\n  walpost demo --brokers localhost:9092")]
+    Demo,
+}
+
+/// Flags of `init`.
+#[derive(Debug, Args)]
+pub struct Init {
+    /// Print the SQL and do nothing
+    #[arg(long)]
+    pub print: bool,
+    /// Rows older than the slot: all, none or an SQL condition (outbox.backfill)
+    #[arg(long, value_name = "all|none|CONDITION")]
+    pub backfill: Option<String>,
+}
+
+/// Flags of what prints a report.
+#[derive(Debug, Args)]
+pub struct Report {
+    /// How it is printed
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Text,
+    /// For programs
+    Json,
+}
+
+impl Cli {
+    /// The flags as pairs of a configuration key and its value; `--set` first, so that the named flags win.
+    pub fn overrides(&self) -> Vec<(String, String)> {
+        let settings = &self.settings;
+        let backfill = match &self.command {
+            Command::Init(init) => init.backfill.as_ref(),
+            _ => None,
+        };
+        let named = [
+            ("kafka.brokers", settings.brokers.as_ref()),
+            ("postgres.slot", settings.slot.as_ref()),
+            ("postgres.publication", settings.publication.as_ref()),
+            ("outbox.table", settings.table.as_ref()),
+            ("outbox.backfill", backfill),
+            ("http.listen", settings.listen.as_ref()),
+            ("log.level", settings.log_level.as_ref()),
+            ("log.format", settings.log_format.as_ref()),
+        ];
+        let named = named.into_iter().filter_map(|(key, value)| value.map(|value| (key.to_owned(), value.clone())));
+        settings.set.iter().cloned().chain(named).collect()
+    }
+}
+
+fn assignment(text: &str) -> Result<(String, String), &'static str> {
+    let (key, value) = text.split_once('=').ok_or("write SECTION.KEY=VALUE")?;
+    Ok((key.trim().to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn overrides(arguments: &[&str]) -> Vec<(String, String)> {
+        Cli::try_parse_from(arguments).unwrap().overrides()
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_become_configuration_keys() {
+        let arguments = "walpost --slot a run --brokers k:1 --set kafka.properties.linger.ms=5 --set postgres.slot=b";
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(
+            overrides(&arguments.split(' ').collect::<Vec<_>>()),
+            [
+                pair("kafka.properties.linger.ms", "5"),
+                pair("postgres.slot", "b"),
+                pair("kafka.brokers", "k:1"),
+                pair("postgres.slot", "a"),
+            ]
+        );
+        let given = overrides(&["walpost", "init", "--backfill", "a = 'b'", "--listen", ""]);
+        assert_eq!(given, [pair("outbox.backfill", "a = 'b'"), pair("http.listen", "")]);
+    }
+
+    #[test]
+    fn a_set_without_a_value_is_refused() {
+        assert!(Cli::try_parse_from(["walpost", "run", "--set", "postgres.slot"]).is_err());
+    }
+
+    #[test]
+    fn the_help_of_each_command_shows_an_example() {
+        for name in ["", "run", "init", "check", "status", "demo"] {
+            let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
+            let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
+            assert!(help.contains("Example:\n"), "{name}: {help}");
+        }
+    }
+}
