@@ -44,6 +44,8 @@ fn dispatch(cli: &Cli, config: &Config) -> Result<u8, Failure> {
     match &cli.command {
         Command::Run => app::run(config).map(app::Ended::exit_code).map_err(|error| failed(&error)),
         Command::Init(init) => commands::init(config, init.print).map_err(|error| failed(&error)),
-        _ => unimplemented!(),
+        Command::Check(report) => Ok(commands::check(config, report.format)),
+        Command::Status(report) => commands::status(config, report.format).map_err(|error| failed(&error)),
+        Command::Demo => unimplemented!(),
     }
 }

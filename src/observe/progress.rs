@@ -78,6 +78,7 @@ impl Progress {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "whole seconds are exact")]
 mod tests {
     use super::*;
 
