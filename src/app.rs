@@ -196,7 +196,9 @@ impl Supervisor {
             found => found?,
         };
         let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
-        self.held = true;
+        if std::mem::replace(&mut self.held, true) {
+            self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
+        }
         Ok((stream, found.confirmed))
     }
 
@@ -236,16 +238,12 @@ impl Supervisor {
 
     fn note(&mut self, error: &SessionError) {
         let metrics = &self.shared.metrics;
+        let SessionError::Sink(error) = error else { return };
+        metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
         match error {
-            SessionError::Sink(error) => {
-                metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
-                match error {
-                    SinkError::Suspect { until, .. } => self.mode = Mode::Isolate { until: *until },
-                    SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
-                    _ => self.mode = Mode::Normal,
-                }
-            }
-            _ => metrics.reconnects.with_label_values(&["replication"]).inc(),
+            SinkError::Suspect { until, .. } => self.mode = Mode::Isolate { until: *until },
+            SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
+            _ => self.mode = Mode::Normal,
         }
     }
 }

@@ -107,6 +107,17 @@ pub async fn open(info: &ConnInfo) -> Result<Link, SqlError> {
     Ok(Link { client, ended })
 }
 
+/// Quotes an identifier as SQL does.
+pub fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Quotes a string literal as SQL does, with `standard_conforming_strings` or without.
+pub fn quote_literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if quoted.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
+}
+
 fn session_config(info: &ConnInfo) -> Result<tokio_postgres::Config, SqlError> {
     let mut config = info.config.clone();
     let password = info.password().map_err(|source| SqlError::Password {
@@ -134,6 +145,13 @@ fn time_limit(config: &tokio_postgres::Config) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_and_literals_are_quoted_as_in_sql() {
+        assert_eq!(quote_identifier("My\"Pub"), "\"My\"\"Pub\"");
+        assert_eq!(quote_literal("it's"), "'it''s'");
+        assert_eq!(quote_literal("a\\b"), "E'a\\\\b'");
+    }
     use crate::config::Secret;
 
     fn info(text: &str) -> ConnInfo {

@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path,
 
 pub use self::{
     fault::{Fault, Faults, Origin},
-    table_name::{TableName, quote_identifier},
+    table_name::TableName,
 };
 use self::{reader::Reader, value::Entries};
 
