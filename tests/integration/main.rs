@@ -4,5 +4,6 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod demo;
 mod servers;
 mod stream;
