@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::{
     config::{OutboxConfig, TableName},
-    source::quote_identifier,
+    sql::quote_identifier,
 };
 
 /// How the server has the publication and the outbox tables.

@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     observe::slot::{SlotReading, SlotState},
     publication::{PublicationFound, quoted},
-    source::quote_identifier,
+    sql::quote_identifier,
 };
 
 /// Tables of the publication on which an UPDATE or DELETE would fail for want of a replica identity.

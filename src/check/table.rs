@@ -7,7 +7,7 @@ use crate::{
     config::{Config, OutboxConfig},
     publication::quoted,
     route::{Router, Template},
-    source::quote_identifier,
+    sql::quote_identifier,
 };
 
 /// So many older rows are counted, then it is "more than".

@@ -10,7 +10,7 @@ use crate::{
     config::{Config, OnIllegalTopic, OutboxConfig},
     publication::quoted,
     route::{Template, legal},
-    source::quote_identifier,
+    sql::quote_identifier,
 };
 
 /// So many rows are looked at for event types, and so many types taken.

@@ -25,13 +25,13 @@ use super::{
     ServerError, SourceError,
     wire::{Socket, Wire},
 };
-use crate::conninfo::{ConnInfo, SslMode};
+use crate::{
+    conninfo::{ConnInfo, SslMode},
+    sql::SESSION_SETTINGS,
+};
 
-/// Settings that walpost pins for its own sessions, so that no default of a role or database changes what values look
-/// like or when the server gives up on us.
-pub const PINNED_OPTIONS: &str = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
-     -c bytea_output=hex -c timezone=UTC -c client_min_messages=warning -c wal_sender_timeout=15s \
-     -c statement_timeout=0 -c idle_in_transaction_session_timeout=0";
+/// When the server gives up on a silent client.
+const WAL_SENDER_TIMEOUT: &str = "-c wal_sender_timeout=15s";
 
 /// A text row of a simple query.
 pub type TextRow = Vec<Option<String>>;
@@ -67,7 +67,7 @@ impl Wire {
 
     async fn start_up(&mut self, info: &ConnInfo) -> Result<(), SourceError> {
         let user = user(info)?;
-        let options = [info.config.get_options().unwrap_or_default(), PINNED_OPTIONS].join(" ");
+        let options = [info.config.get_options().unwrap_or_default(), SESSION_SETTINGS, WAL_SENDER_TIMEOUT].join(" ");
         let parameters = [
             ("user", user.as_str()),
             ("database", info.config.get_dbname().unwrap_or(&user)),
