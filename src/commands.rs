@@ -8,8 +8,8 @@ use crate::{check, cli::Format, config::Config, init, status_command};
 pub type CommandError = Box<dyn Error>;
 
 /// `walpost init`
-pub fn init(config: &Config, print: bool) -> Result<u8, CommandError> {
-    if print {
+pub fn init(config: &Config, only_print: bool) -> Result<u8, CommandError> {
+    if only_print {
         print(&init::print(config));
         return Ok(0);
     }
