@@ -4,5 +4,6 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod deploy;
 mod servers;
 mod stream;
