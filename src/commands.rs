@@ -2,7 +2,12 @@
 
 use std::{error::Error, fmt::Display, io::Write as _};
 
-use crate::{check, cli::Format, config::Config, init, status_command};
+use crate::{
+    check,
+    cli::{Demo, Format},
+    config::Config,
+    demo, init, status_command,
+};
 
 /// What went wrong; printed with its causes.
 pub type CommandError = Box<dyn Error>;
@@ -41,6 +46,14 @@ pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
 fn print(text: &dyn Display) {
     let text = text.to_string();
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+}
+
+/// `walpost demo`; `brokers` is a real Kafka to show it with.
+pub fn demo(flags: &Demo, brokers: Option<&str>) -> Result<u8, CommandError> {
+    Ok(match (flags.naive_shop.as_slice(), brokers) {
+        ([conninfo, topic], Some(brokers)) => demo::naive_shop(conninfo, brokers, topic)?,
+        _ => demo::run(brokers)?,
+    })
 }
 
 fn block_on<T>(work: impl Future<Output = T>) -> std::io::Result<T> {

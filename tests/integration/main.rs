@@ -4,6 +4,7 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod demo;
 mod deploy;
 mod servers;
 mod stream;
