@@ -4,5 +4,7 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod outbox;
+mod records;
 mod servers;
 mod stream;
