@@ -4,6 +4,10 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod crashes;
+mod delivery;
+mod frost;
+mod ledger;
 mod outbox;
 mod records;
 mod servers;

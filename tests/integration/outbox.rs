@@ -22,6 +22,9 @@ use crate::services::{
 /// How long anything that should happen may take.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How often a lasting condition is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// The table that `walpost init` creates.
 pub const DEFAULT_TABLE: &str = include_str!("../../sql/outbox.sql");
 
@@ -36,14 +39,12 @@ pub fn at_both_ends(claim: impl Fn(Version) + Sync) {
 }
 
 /// Claims that a condition holds all through a while.
-pub fn stays(while_: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + while_;
-    let mut holds = true;
-    wait_until(while_ + PATIENCE, what, || {
-        holds = condition();
-        !holds || Instant::now() >= end
-    });
-    assert!(holds, "held not long enough: {what}");
+pub fn stays(long: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + long;
+    while Instant::now() < end {
+        assert!(condition(), "was to stay for {long:?}, and did not: {what}");
+        thread::sleep(LOOK_INTERVAL);
+    }
 }
 
 /// A position in the WAL as a number.
@@ -60,12 +61,6 @@ pub fn deliveries(records: &[Received]) -> BTreeMap<String, usize> {
         *counts.entry(record.header("id").expect("every record has an id").to_owned()).or_default() += 1;
     }
     counts
-}
-
-/// The values as text.
-pub fn values(records: &[Received]) -> Vec<String> {
-    let text = |record: &Received| String::from_utf8_lossy(record.value.as_deref().expect("a value")).into_owned();
-    records.iter().map(text).collect()
 }
 
 /// An outbox of a test's own; slot, publication and the topics' prefix are named after its database.
