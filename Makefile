@@ -12,13 +12,15 @@ demo: ## Watch events travel from a private Postgres to an in-process broker, wi
 	cargo build --release --bin walpost
 	target/release/walpost demo
 
-# Clippy and the documentation share what they compile of the dependencies; the tests compile the rest.
+# Clippy and the documentation share what they compile of the dependencies; the tests compile the rest. The tests wait for
+# servers more than they compute, hence more threads than cores.
+test: export RUST_TEST_THREADS ?= 4
 test: ## Format, lints, documentation, and every test against real Postgres and Kafka
 	@tests/services/setup.sh test
-	@tests/services/fetch.sh >/dev/null
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+	@tests/services/fetch.sh >/dev/null
 	cargo test
 
 bench: ## Measure against pg_recvlogical, real Postgres and real Kafka

@@ -10,6 +10,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     backoff::Backoff,
+    check::{self, Severity},
     config::Config,
     error::{Verdict, chain, judge},
     lsn::Lsn,
@@ -18,6 +19,7 @@ use crate::{
     prepare::prepare,
     sink::{KafkaSink, Mode, SinkError},
     source::{Replication, SourceError, Wire, slot},
+    sql,
 };
 
 /// How a run ended.
@@ -75,7 +77,8 @@ pub struct Supervisor {
     refused: Option<String>,
     /// The slot was held in this process: when it is gone, it was taken away.
     held: bool,
-    checked: bool,
+    /// Turns true once tables, publication and slot are there.
+    prepared: watch::Sender<bool>,
 }
 
 impl Supervisor {
@@ -91,14 +94,13 @@ impl Supervisor {
             spare: None,
             refused: None,
             held: false,
-            checked: false,
+            prepared: watch::Sender::new(false),
         })
     }
 
     /// Runs.
     pub async fn run(mut self) -> Ended {
         let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
-        self.shared.health.trouble(Part::Stream, "starting: not streaming yet");
         loop {
             let began = Instant::now();
             let outcome = self.session().await;
@@ -176,13 +178,14 @@ impl Supervisor {
 
     async fn connect(&mut self) -> Result<(Replication, Lsn), SessionError> {
         let postgres = &self.config.postgres;
-        let mut wire = if self.checked {
+        let prepared = *self.prepared.borrow();
+        let mut wire = if prepared {
             Wire::connect(&postgres.conninfo).await?
         } else {
             // both links at once: a start should not wait for one after the other
             let (wire, prepared) = tokio::join!(Wire::connect(&postgres.conninfo), prepare(&self.config));
             prepared?;
-            self.checked = true;
+            self.prepared.send_replace(true);
             wire?
         };
         let found = match slot::look(&mut wire, &postgres.slot).await {
@@ -193,7 +196,9 @@ impl Supervisor {
             found => found?,
         };
         let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
-        self.held = true;
+        if std::mem::replace(&mut self.held, true) {
+            self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
+        }
         Ok((stream, found.confirmed))
     }
 
@@ -225,9 +230,6 @@ impl Supervisor {
         if matches!(error, SessionError::Source(SourceError::ServerStopping)) {
             wait = wait.max(STOPPING_WAIT);
         }
-        if part(error) != Part::Stream {
-            self.shared.health.trouble(Part::Stream, "not streaming: waiting for the trouble beside this to pass");
-        }
         if fresh {
             tracing::warn!(error = text, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
         }
@@ -236,16 +238,12 @@ impl Supervisor {
 
     fn note(&mut self, error: &SessionError) {
         let metrics = &self.shared.metrics;
+        let SessionError::Sink(error) = error else { return };
+        metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
         match error {
-            SessionError::Sink(error) => {
-                metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
-                match error {
-                    SinkError::Suspect { until, .. } => self.mode = Mode::Isolate { until: *until },
-                    SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
-                    _ => self.mode = Mode::Normal,
-                }
-            }
-            _ => metrics.reconnects.with_label_values(&["replication"]).inc(),
+            SinkError::Suspect { until, .. } => self.mode = Mode::Isolate { until: *until },
+            SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
+            _ => self.mode = Mode::Normal,
         }
     }
 }
@@ -294,7 +292,7 @@ pub enum StartError {
 }
 
 /// Runs the service: returns when it was told to stop, or when an error needs a human.
-pub fn run(config: Config) -> Result<Ended, StartError> {
+pub fn run(config: &Config) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("walpost")
@@ -303,7 +301,7 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
         .map_err(StartError::Runtime)?;
     let shared = Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::default() };
     let (tell_wish, wish) = watch::channel(Wish::Run);
-    let (monitor, observation, server) = Monitor::new(&config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
+    let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
     tracing::info!(
@@ -325,7 +323,14 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
         let listener = runtime.block_on(observe::http::bind(address))?;
         runtime.spawn(observe::http::serve(listener, view));
     }
-    runtime.spawn(monitor.run());
+    let mut prepared = supervisor.prepared.subscribe();
+    let watched = config.clone();
+    runtime.spawn(async move {
+        // before, a slot that is missing is nothing to report
+        if prepared.wait_for(|prepared| *prepared).await.is_ok() {
+            tokio::join!(monitor.run(), tell_findings(&watched));
+        }
+    });
     runtime.spawn(obey_signals(tell_wish));
     let (tell_end, end) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
@@ -342,6 +347,17 @@ pub fn run(config: Config) -> Result<Ended, StartError> {
     Ok(ended)
 }
 
+/// What `walpost check` would say of the database, once, for the log.
+async fn tell_findings(config: &Config) {
+    let Ok(client) = sql::connect(&config.postgres.conninfo).await else { return };
+    for finding in check::postgres(&client, config).await {
+        if finding.severity > Severity::Ok {
+            let (what, why, fix) = (finding.what, finding.why, finding.fix);
+            tracing::warn!(code = finding.code, what, why = &*why, fix, "found at the start; see `walpost check`");
+        }
+    }
+}
+
 fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
     Ok(runtime.block_on(supervisor.run()))
@@ -353,7 +369,7 @@ async fn obey_signals(wish: watch::Sender<Wish>) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         tracing::error!("cannot listen for signals: only SIGKILL will stop this process");
-        return std::future::pending().await;
+        return;
     };
     for next in [Wish::Drain, Wish::Abort] {
         tokio::select! {
@@ -363,5 +379,5 @@ async fn obey_signals(wish: watch::Sender<Wish>) {
         tracing::info!(next = ?next, "told to stop");
         wish.send_replace(next);
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }

@@ -1,20 +1,48 @@
 //! The short commands: each does its work once, prints, and says how it went by its exit code.
 
-use crate::{
-    config::Config,
-    init::{self, InitError},
-};
+use std::{error::Error, fmt::Display, io::Write as _};
+
+use crate::{check, cli::Format, config::Config, init, status_command};
+
+/// What went wrong; printed with its causes.
+pub type CommandError = Box<dyn Error>;
 
 /// `walpost init`
-pub fn init(config: &Config, print: bool) -> Result<u8, InitError> {
+pub fn init(config: &Config, print: bool) -> Result<u8, CommandError> {
     if print {
-        println!("{}", init::print(config));
+        print(&init::print(config));
         return Ok(0);
     }
-    block_on(init::run(config, |step| println!("{step}"))).map(|()| 0)
+    block_on(init::run(config, |step| print(&step)))??;
+    Ok(0)
 }
 
-fn block_on<T>(work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime needs only file descriptors").block_on(work)
+/// `walpost check`
+pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
+    let report = block_on(check::run(config))?;
+    match format {
+        Format::Text => print(&report),
+        Format::Json => print(&serde_json::to_string_pretty(&report)?),
+    }
+    Ok(report.exit_code())
+}
+
+/// `walpost status`
+pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
+    let status = block_on(status_command::run(config))??;
+    match format {
+        Format::Text => print(&status),
+        Format::Json => print(&serde_json::to_string_pretty(&status)?),
+    }
+    Ok(0)
+}
+
+/// Prints, with one newline at the end. A reader that has gone away (`| head`) is no error.
+fn print(text: &dyn Display) {
+    let text = text.to_string();
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> std::io::Result<T> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work))
 }

@@ -90,11 +90,11 @@ fn judge_source(error: &SourceError) -> Verdict {
             Verdict::RetrySlowly("check sslmode, sslrootcert and the certificate's host name in postgres.url")
         }
         SourceError::PasswordFile(_) => Verdict::RetrySlowly("make postgres.password_file readable"),
-        SourceError::WrongSessionAttrs => Verdict::Retry,
         SourceError::Parse(_) => {
             Verdict::Halt("this is a bug in walpost or no Postgres server; the slot keeps its position")
         }
         SourceError::Connect { .. }
+        | SourceError::WrongSessionAttrs
         | SourceError::Io(_)
         | SourceError::EndOfStream
         | SourceError::Silent

@@ -8,11 +8,8 @@ use tokio_postgres::Client;
 use crate::{
     config::{ColumnsConfig, Config, OutboxConfig, TableName},
     publication::{self, Fault, PublicationFound, quoted, table_list},
-    source::{
-        quote_identifier, quote_literal,
-        slot::{self, CreateError},
-    },
-    sql::{self, SqlError},
+    source::slot::{self, CreateError},
+    sql::{self, SqlError, quote_identifier, quote_literal},
 };
 
 const OUTBOX: &str = include_str!("../sql/outbox.sql");

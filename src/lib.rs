@@ -26,6 +26,7 @@ pub mod pipeline;
 
 pub mod app;
 pub mod backoff;
+pub mod check;
 pub mod clock;
 pub mod commands;
 pub mod error;
@@ -34,3 +35,4 @@ pub mod observe;
 pub mod prepare;
 pub mod publication;
 pub mod sql;
+pub mod status_command;

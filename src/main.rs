@@ -6,44 +6,45 @@ use clap::Parser;
 use walpost::{
     app,
     cli::{Cli, Command},
-    commands, config,
-    config::Config,
+    commands::{self, CommandError},
+    config,
     error::chain,
     observe::log,
 };
 
 /// Usage or configuration.
 const MISUSE: u8 = 2;
+/// An error that needs a human.
+const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    ExitCode::from(match run(&cli) {
-        Ok(code) => code,
-        Err(Failure { code, text }) => {
-            eprintln!("walpost: {text}");
-            code
+    let (flags, file) = (cli.overrides(), cli.settings.config.as_deref());
+    let loaded = match &cli.command {
+        Command::Init(init) if init.print => config::load_without_database(file, &flags),
+        _ => config::load(file, &flags),
+    };
+    ExitCode::from(match loaded {
+        Err(faults) => {
+            eprintln!("walpost: {faults}");
+            MISUSE
+        }
+        Ok(config) => {
+            log::init(config.log.format, &config.log.level);
+            dispatch(&cli.command, &config).unwrap_or_else(|error| {
+                eprintln!("walpost: {}", chain(error.as_ref()));
+                FAILED
+            })
         }
     })
 }
 
-/// Why nothing was done, and the exit code that says so.
-struct Failure {
-    code: u8,
-    text: String,
-}
-
-fn run(cli: &Cli) -> Result<u8, Failure> {
-    let config = config::load(cli.settings.config.as_deref(), &cli.overrides())
-        .map_err(|faults| Failure { code: MISUSE, text: faults.to_string() })?;
-    log::init(config.log.format, &config.log.level);
-    dispatch(cli, config)
-}
-
-fn dispatch(cli: &Cli, config: Config) -> Result<u8, Failure> {
-    let failed = |error: &dyn std::error::Error| Failure { code: 1, text: chain(error) };
-    match &cli.command {
-        Command::Run => app::run(config).map(app::Ended::exit_code).map_err(|error| failed(&error)),
-        Command::Init(init) => commands::init(&config, init.print).map_err(|error| failed(&error)),
-        _ => unimplemented!(),
+fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandError> {
+    match command {
+        Command::Run => Ok(app::run(config)?.exit_code()),
+        Command::Init(init) => commands::init(config, init.print),
+        Command::Check(report) => commands::check(config, report.format),
+        Command::Status(report) => commands::status(config, report.format),
+        Command::Demo => todo!("comes with its own branch"),
     }
 }

@@ -107,6 +107,17 @@ pub async fn open(info: &ConnInfo) -> Result<Link, SqlError> {
     Ok(Link { client, ended })
 }
 
+/// Quotes an identifier as SQL does.
+pub fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Quotes a string literal as SQL does, with `standard_conforming_strings` or without.
+pub fn quote_literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if quoted.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
+}
+
 fn session_config(info: &ConnInfo) -> Result<tokio_postgres::Config, SqlError> {
     let mut config = info.config.clone();
     let password = info.password().map_err(|source| SqlError::Password {
@@ -129,4 +140,53 @@ fn session_config(info: &ConnInfo) -> Result<tokio_postgres::Config, SqlError> {
 fn time_limit(config: &tokio_postgres::Config) -> Duration {
     let each = config.get_connect_timeout().copied().unwrap_or(DEFAULT_CONNECT_TIMEOUT);
     each.saturating_mul(u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_literals_are_quoted_as_in_sql() {
+        assert_eq!(quote_identifier("My\"Pub"), "\"My\"\"Pub\"");
+        assert_eq!(quote_literal("it's"), "'it''s'");
+        assert_eq!(quote_literal("a\\b"), "E'a\\\\b'");
+    }
+    use crate::config::Secret;
+
+    fn info(text: &str) -> ConnInfo {
+        ConnInfo::parse(text, None, Some(Secret::new("from environment"))).unwrap()
+    }
+
+    #[test]
+    fn session_settings_come_after_the_operators_options() {
+        let config = session_config(&info("host=h options='-c datestyle=German'")).unwrap();
+        let options = config.get_options().unwrap();
+        assert!(options.starts_with("-c datestyle=German -c datestyle=ISO "), "{options}");
+        let config = session_config(&info("host=h")).unwrap();
+        assert_eq!(config.get_options(), Some(SESSION_SETTINGS));
+    }
+
+    #[test]
+    fn a_session_gets_the_password() {
+        let config = session_config(&info("host=h")).unwrap();
+        assert_eq!(config.get_password(), Some(b"from environment".as_slice()));
+    }
+
+    #[test]
+    fn a_password_file_that_is_gone_is_named() {
+        let info = ConnInfo::parse("host=h", Some("/nonexistent/secret".into()), None).unwrap();
+        assert_eq!(session_config(&info).unwrap_err().to_string(), "read password file /nonexistent/secret");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_says_nothing_does_not_hold_us() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let info = info(&format!("host=127.0.0.1 port={port} user=u connect_timeout=1 sslmode=disable"));
+        let error = connect(&info).await.unwrap_err();
+        assert!(matches!(error, SqlError::Silent { .. }), "{error}");
+        assert_eq!(error.to_string(), format!("connect to u@127.0.0.1:{port}/u: no answer within 2s"));
+        assert!(error.code().is_none());
+    }
 }

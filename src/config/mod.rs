@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path,
 
 pub use self::{
     fault::{Fault, Faults, Origin},
-    table_name::{TableName, quote_identifier},
+    table_name::TableName,
 };
 use self::{reader::Reader, value::Entries};
 
@@ -32,6 +32,18 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> Result<Config, F
     let document = read_file(file).map_err(|fault| Faults(vec![fault]))?;
     let document = document.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
     load_from(document, std::env::vars_os(), flags)
+}
+
+/// As [`load`], for commands that contact no database: `postgres.url` may be missing, and then leads nowhere.
+pub fn load_without_database(file: Option<&Path>, flags: &[(String, String)]) -> Result<Config, Faults> {
+    load(file, flags).or_else(|faults| {
+        let is_missing = |fault: &Fault| fault.key == "postgres.url" && fault.what == reader::MISSING;
+        if !faults.0.iter().any(is_missing) {
+            return Err(faults);
+        }
+        let nowhere = ("postgres.url".to_owned(), "host=localhost".to_owned());
+        load(file, &[flags, &[nowhere]].concat())
+    })
 }
 
 /// As [`load`], with the file's name and text and the environment given.

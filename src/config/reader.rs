@@ -65,6 +65,9 @@ pub(super) fn variable(key: &str) -> String {
     format!("WALPOST_{}", key.to_uppercase().replace('.', "_"))
 }
 
+/// What is said of a key that is required and not there.
+pub(super) const MISSING: &str = "is missing";
+
 /// A value and where it stands.
 pub(super) struct Located<T> {
     pub value: T,
@@ -266,7 +269,7 @@ impl Section<'_> {
     /// Notes that a key is missing.
     pub fn missing(&mut self, key: &str, remedy: impl Into<String>) {
         let at = self.at.clone();
-        self.fault(&at, key, "is missing", remedy);
+        self.fault(&at, key, MISSING, remedy);
     }
 
     fn table_of(&mut self, key: &str, node: Node) -> Entries {

@@ -4,7 +4,11 @@
 //! key stay in order.
 //! <https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md>
 
-use rdkafka::{ClientConfig, error::KafkaError, types::RDKafkaConfRes};
+use rdkafka::{
+    ClientConfig, config::RDKafkaLogLevel, error::KafkaError, producer::BaseProducer, types::RDKafkaConfRes,
+};
+
+use super::Secret;
 
 /// What is wrong with a property, and what to do.
 pub(super) struct Refusal {
@@ -28,6 +32,28 @@ pub(super) fn check(name: &str, value: &str) -> Result<(), Refusal> {
         }
         Err(_) => Err(Refusal { what: "is refused by librdkafka".into(), remedy: "correct the value".into() }),
     }
+}
+
+/// Whether librdkafka takes the properties together: certificates it can read, a SASL mechanism it was built with.
+///
+/// Only a client tells. It is made without brokers, so it connects to nothing.
+pub(super) fn check_together(properties: &[(String, Secret)]) -> Result<(), String> {
+    let mut client = ClientConfig::new();
+    client.set_log_level(RDKafkaLogLevel::Emerg);
+    for (name, value) in properties {
+        client.set(name, value.expose());
+    }
+    match client.create::<BaseProducer>() {
+        Ok(_) => Ok(()),
+        Err(KafkaError::ClientCreation(reason)) => Err(reason),
+        // Any other error would show the value.
+        Err(_) => Err("one of them is not usable".into()),
+    }
+}
+
+/// Whether a property has to do with TLS or SASL.
+pub(super) fn security(name: &str) -> bool {
+    ["security.", "sasl.", "ssl.", "enable.s"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether a property's value must not be shown.

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     conninfo::{ConnInfo, ConnInfoError},
     observe::log,
+    route::{Template, legal},
 };
 
 /// Reads all sections, the faulty ones too. `None` means that a fault was noted.
@@ -194,7 +195,8 @@ fn header_columns(section: &mut Section<'_>) -> Vec<(String, String)> {
 }
 
 fn route(section: &mut Section<'_>) -> RouteConfig {
-    let topic = text_or(section, "topic", "outbox.{event_type}").value;
+    let topic = text_or(section, "topic", "outbox.{event_type}");
+    check_template(section, &topic);
     let on_illegal_topic = section.choice(
         "on_illegal_topic",
         &[("park", OnIllegalTopic::Park), ("halt", OnIllegalTopic::Halt), ("sanitize", OnIllegalTopic::Sanitize)],
@@ -202,19 +204,33 @@ fn route(section: &mut Section<'_>) -> RouteConfig {
     let mut rules = Vec::new();
     for item in section.array("rules") {
         let mut rule = section.nested("rules", Some(item), false);
-        let mut required = |key: &str, remedy: &str| {
-            let text = rule.text_or_empty(key).map(|text| text.value).filter(|text| !text.is_empty());
-            if text.is_none() {
-                rule.missing(key, remedy);
-            }
-            text.unwrap_or_default()
-        };
-        let event_type = required("event_type", "write a glob such as order.*");
-        let topic = required("topic", "name the topic");
+        let event_type = required(&mut rule, "event_type", "write a glob such as order.*");
+        let topic = required(&mut rule, "topic", "name the topic");
+        if let Some(topic) = &topic {
+            check_template(&mut rule, topic);
+        }
         rule.close();
-        rules.push(RouteRule { event_type, topic });
+        if let (Some(event_type), Some(topic)) = (event_type, topic) {
+            rules.push(RouteRule { event_type: event_type.value, topic: topic.value });
+        }
     }
-    RouteConfig { topic, on_illegal_topic, rules }
+    RouteConfig { topic: topic.value, on_illegal_topic, rules }
+}
+
+/// Takes text that must be there; empty counts as missing.
+fn required(section: &mut Section<'_>, key: &str, remedy: &str) -> Option<Located<String>> {
+    let text = section.text_or_empty(key).filter(|text| !text.value.is_empty());
+    if text.is_none() {
+        section.missing(key, remedy);
+    }
+    text
+}
+
+fn check_template(section: &mut Section<'_>, text: &Located<String>) {
+    if let Err(error) = Template::parse(&text.value) {
+        let remedy = "write a topic's name with columns in braces, for example outbox.{event_type}";
+        section.fault(&text.at, "topic", error.to_string(), remedy);
+    }
 }
 
 fn kafka(section: &mut Section<'_>) -> KafkaConfig {
@@ -227,10 +243,9 @@ fn kafka(section: &mut Section<'_>) -> KafkaConfig {
     let replication_factor = broker_default_or(section, "replication_factor", 100);
     let dead_letter_topic = section.text("dead_letter_topic");
     if let Some(topic) = &dead_letter_topic
-        && !legal_topic(&topic.value)
+        && let Err(problem) = legal(topic.value.as_bytes())
     {
-        let what = "must be 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-', and neither . nor ..";
-        section.fault(&topic.at, "dead_letter_topic", what, "rename it");
+        section.fault(&topic.at, "dead_letter_topic", format!("is no legal topic name: {problem}"), "rename it");
     }
     let properties = properties(section);
     KafkaConfig {
@@ -252,14 +267,10 @@ fn broker_default_or(section: &mut Section<'_>, key: &str, most: i32) -> i32 {
     i32::try_from(number.value).unwrap_or(-1)
 }
 
-fn legal_topic(name: &str) -> bool {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    (1..=249).contains(&name.len()) && name.bytes().all(legal) && name != "." && name != ".."
-}
-
 fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
     let key = "properties";
     let mut properties = Vec::new();
+    let mut secured = None;
     for (name, Node { value, at }) in flatten(section.dotted_map(key)) {
         let value = match value {
             Value::Raw(text) | Value::Text(text) | Value::Other(text) => text,
@@ -271,9 +282,19 @@ fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
             }
         };
         match refused::check(&name, &value) {
-            Ok(()) => properties.push((name, Secret::new(value))),
+            Ok(()) => {
+                secured = secured.or_else(|| refused::security(&name).then(|| at.clone()));
+                properties.push((name, Secret::new(value)));
+            }
             Err(refusal) => section.fault(&at, key, format!("{name} {}", refusal.what), refusal.remedy),
         }
+    }
+    // Making a client costs a few milliseconds, so only where there is something to find.
+    if let Some(at) = secured
+        && let Err(reason) = refused::check_together(&properties)
+    {
+        let remedy = "correct the properties it speaks of";
+        section.fault(&at, key, format!("are refused by librdkafka together: {reason}"), remedy);
     }
     properties
 }

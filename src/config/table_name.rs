@@ -2,6 +2,7 @@
 //!
 //! <https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-IDENTIFIERS>
 
+use crate::sql::quote_identifier;
 use std::fmt;
 
 /// Longest name in the catalog, in bytes (`NAMEDATALEN` - 1).
@@ -40,11 +41,6 @@ impl fmt::Display for TableName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", quote_identifier(&self.schema), quote_identifier(&self.table))
     }
-}
-
-/// An identifier in double quotes, for use in SQL.
-pub fn quote_identifier(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// A column's name: as written, unless it is in double quotes, which are then read as in SQL. Not folded.

@@ -57,6 +57,15 @@ fn without_a_connection_string_the_fault_says_how_to_give_one() {
 }
 
 #[test]
+fn what_needs_no_database_needs_no_connection_string() {
+    let flag = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let config = load_without_database(None, &[flag("outbox.table", "a.b")]).unwrap();
+    assert_eq!(config.outboxes[0].table.to_string(), r#""a"."b""#);
+    let fault = only_fault(load_without_database(None, &[flag("outbox.table", "a.b.c")]));
+    assert!(fault.starts_with("outbox.table"), "{fault}");
+}
+
+#[test]
 fn flags_win_over_the_environment_and_that_over_the_file() {
     let text = "[postgres]\nslot = 'file'\npublication = 'file'\n[kafka]\nbrokers = 'file:1'";
     let environment = [URL, ("WALPOST_POSTGRES_SLOT", "variable"), ("WALPOST_POSTGRES_PUBLICATION", "variable")];
@@ -284,6 +293,28 @@ fn properties_are_checked_by_librdkafka_itself() {
     assert!(text.contains("linger.ms is refused by librdkafka"), "{text}");
     for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
         file(&format!("[kafka.properties]\ncompression.type = '{codec}'")).unwrap();
+    }
+}
+
+#[test]
+fn properties_that_only_fail_together_fail_here_already() {
+    let properties = |text: &str| file(&format!("[kafka.properties]\n{text}"));
+    let fault = only_fault(properties("security.protocol = 'ssl'\nssl.ca.location = '/nonexistent/ca.pem'"));
+    assert!(fault.contains("kafka.properties") && fault.contains("ssl.ca.location"), "{fault}");
+    let scram = "security.protocol = 'sasl_ssl'\nsasl.mechanism = 'SCRAM-SHA-512'\nsasl.username = 'u'";
+    properties(&format!("{scram}\nsasl.password = 'hunter2'")).unwrap();
+    let fault =
+        only_fault(properties(&format!("{}\nsasl.password = 'hunter2'", scram.replace("SCRAM-SHA-512", "NONE"))));
+    assert!(!fault.contains("hunter2"), "{fault}");
+}
+
+#[test]
+fn topic_templates_are_checked_with_the_rest() {
+    let text =
+        "route = {topic = 'a b', rules = [{event_type = '*', topic = 'x.{id'}]}\nkafka.dead_letter_topic = '__d'";
+    let text = faults(file(text));
+    for expected in ["route.topic (walpost.toml:1)", "route.rules.topic (walpost.toml:1)", "no legal topic name"] {
+        assert!(text.contains(expected), "{expected} is missing in {text}");
     }
 }
 

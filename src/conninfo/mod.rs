@@ -9,6 +9,8 @@ mod syntax;
 #[cfg(test)]
 mod tests;
 mod tls;
+#[cfg(test)]
+mod tls_tests;
 
 use std::{fmt::Write as _, io, path::PathBuf, time::Duration};
 

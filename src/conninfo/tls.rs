@@ -92,8 +92,9 @@ impl TlsSettings {
         } else {
             builder.set_verify(SslVerifyMode::NONE);
         }
-        if let Some(path) = &self.root_cert {
-            trust_only(&mut builder, path)?;
+        match &self.root_cert {
+            Some(path) => trust_only(&mut builder, path)?,
+            None => trust_system(&mut builder).map_err(tls("sslrootcert"))?,
         }
         if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
             self.identify(&mut builder, cert, key)?;
@@ -183,6 +184,21 @@ pub(super) fn choice<T: Copy>(
 
 fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, ConnInfoError> {
     std::fs::read(path).map_err(|source| ConnInfoError::File { key, path: path.into(), source })
+}
+
+/// OpenSSL's builder has loaded the store of its build already. A vendored OpenSSL's is in a place that exists nowhere,
+/// so the store is looked for where distributions keep it.
+fn trust_system(builder: &mut SslConnectorBuilder) -> Result<(), openssl::error::ErrorStack> {
+    const STORES: [&str; 4] = [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+        "/etc/ssl/ca-bundle.pem",
+        "/etc/ssl/cert.pem",
+    ];
+    match STORES.iter().find(|store| cfg!(feature = "vendored-openssl") && Path::new(store).exists()) {
+        Some(store) => builder.set_ca_file(store),
+        None => Ok(()),
+    }
 }
 
 fn trust_only(builder: &mut SslConnectorBuilder, path: &Path) -> Result<(), ConnInfoError> {

@@ -96,8 +96,8 @@ async fn readyz(State(view): State<View>) -> impl IntoResponse {
     if troubles.is_empty() {
         return (StatusCode::OK, "ready\n".to_owned());
     }
-    let lines = troubles.iter().map(|trouble| format!("{}: {}\n", trouble.part, trouble.reason)).collect();
-    (StatusCode::SERVICE_UNAVAILABLE, lines)
+    let lines: Vec<_> = troubles.iter().map(|trouble| format!("{}: {}", trouble.part, trouble.reason)).collect();
+    (StatusCode::SERVICE_UNAVAILABLE, lines.join("\n") + "\n")
 }
 
 async fn status(State(view): State<View>) -> impl IntoResponse {

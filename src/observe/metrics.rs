@@ -152,13 +152,15 @@ impl std::fmt::Debug for Metrics {
     }
 }
 
-/// Bytes between the server's current WAL position and what is confirmed; never negative.
+/// Bytes between the server's current WAL position and what is confirmed; never negative, `None` while nothing is known to be
+/// confirmed.
 ///
 /// Either side may know more: the observation is seconds old, and before the first session only the slot knows what was
 /// confirmed.
-pub fn lag_bytes(progress: &Progress, seen: &Observation) -> u64 {
+pub fn lag_bytes(progress: &Progress, seen: &Observation) -> Option<u64> {
+    let confirmed = confirmed_lsn(progress, seen);
     let current = seen.current_wal.max(progress.received_lsn());
-    current.bytes_since(confirmed_lsn(progress, seen))
+    (confirmed > Lsn::ZERO).then(|| current.bytes_since(confirmed))
 }
 
 /// The last confirmed LSN: our own, else the slot's.
@@ -171,7 +173,7 @@ pub fn confirmed_lsn(progress: &Progress, seen: &Observation) -> Lsn {
 
 /// Gauges that are set when somebody asks.
 struct States {
-    lag_bytes: IntGauge,
+    lag_bytes: IntGaugeVec,
     lag_seconds: Gauge,
     received_lsn: IntGauge,
     confirmed_lsn: IntGauge,
@@ -197,9 +199,10 @@ impl States {
             "Age of the oldest committed event that is not yet confirmed, by the server's clock; 0 when there is none.",
         );
         Self {
-            lag_bytes: gauge(
+            lag_bytes: gauges(
                 "replication_lag_bytes",
-                "Bytes of WAL between the server's current position and the confirmed one.",
+                "Bytes of WAL between the server's current position and the confirmed one; absent when unknown.",
+                &[],
             ),
             lag_seconds: register(registry, lag_seconds.expect("the name is legal")),
             received_lsn: gauge("received_lsn", "Furthest WAL position received, as a number of bytes."),
@@ -228,7 +231,7 @@ impl States {
 
     fn set(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) {
         let (events, bytes) = progress.in_flight();
-        self.lag_bytes.set(clamped(lag_bytes(progress, seen)));
+        set_or_hide(&self.lag_bytes, lag_bytes(progress, seen).map(clamped));
         self.lag_seconds.set(progress.lag_seconds(now_unix_us));
         self.received_lsn.set(clamped(progress.received_lsn().0));
         self.confirmed_lsn.set(clamped(confirmed_lsn(progress, seen).0));
@@ -289,7 +292,7 @@ mod tests {
             retained_wal_bytes: 77,
             ..SlotReading::default()
         };
-        Observation { current_wal: Lsn(current), slot: SlotState::Present(slot), ..Observation::default() }
+        Observation { current_wal: Lsn(current), slot: SlotState::Present(slot) }
     }
 
     fn line<'a>(text: &'a str, series: &str) -> Option<&'a str> {
@@ -344,11 +347,12 @@ mod tests {
     #[test]
     fn lag_is_never_negative_and_knows_the_slots_position_before_the_first_session() {
         let progress = Progress::default();
-        assert_eq!(lag_bytes(&progress, &seen(100, 90)), 10, "only the slot knows what is confirmed");
+        assert_eq!(lag_bytes(&progress, &Observation::default()), None);
+        assert_eq!(lag_bytes(&progress, &seen(100, 90)), Some(10), "only the slot knows what is confirmed");
         progress.set(Lsn(500), Lsn(450), (1, 1), 0);
-        assert_eq!(lag_bytes(&progress, &seen(100, 90)), 50, "the observation is older than the stream");
+        assert_eq!(lag_bytes(&progress, &seen(100, 90)), Some(50), "the observation is older than the stream");
         progress.set(Lsn(300), Lsn(450), (0, 0), 0);
-        assert_eq!(lag_bytes(&progress, &seen(100, 90)), 0);
+        assert_eq!(lag_bytes(&progress, &seen(100, 90)), Some(0));
     }
 
     #[test]

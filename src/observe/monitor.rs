@@ -13,14 +13,13 @@ use tokio_postgres::{Client, error::SqlState};
 
 use super::{
     Health, Metrics, Part,
-    slot::{Observation, ServerState, SlotReading, SlotState},
+    slot::{self, Observation, ServerState, SlotState},
 };
 use crate::{
     backoff::Backoff,
     config::{Config, OutboxConfig},
     conninfo::ConnInfo,
     error::chain,
-    lsn::Lsn,
     publication,
     sql::{self, Link},
 };
@@ -31,12 +30,6 @@ const PERIOD: Duration = Duration::from_secs(5);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-
-/// The slot and the server's position, on any version; on a standby its position is the one replayed.
-const LOOK_AT_SLOT: &str = "
-    SELECT to_jsonb(s)::text,
-           (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text
-    FROM (SELECT 1) one LEFT JOIN pg_replication_slots s ON s.slot_name = $1::text";
 
 /// Looks, and reports what changed: to health, to the log, and to whoever watches.
 pub struct Monitor {
@@ -126,11 +119,9 @@ impl Monitor {
     }
 
     async fn look(&self, client: &Client) -> Result<(), tokio_postgres::Error> {
-        let row = client.query_one(LOOK_AT_SLOT, &[&self.slot]).await?;
-        let current_wal: Lsn = row.get::<_, Option<&str>>(1).and_then(|lsn| lsn.parse().ok()).unwrap_or_default();
-        let slot = slot_state(row.get(0), current_wal);
-        self.report_slot(&slot);
-        self.observation.send_replace(Observation { slot, current_wal });
+        let seen = slot::look(client, &self.slot).await?;
+        self.report_slot(&seen.slot);
+        self.observation.send_replace(seen);
         self.set_server(ServerState::Up);
         self.report_publication(&publication::find(client, &self.publication, &self.outboxes).await?);
         Ok(())
@@ -139,9 +130,11 @@ impl Monitor {
     fn report_slot(&self, slot: &SlotState) {
         match slot.trouble(&self.slot) {
             Some(reason) if self.health.trouble(Part::Slot, &reason) => {
-                tracing::error!(slot = self.slot, reason, "slot unhealthy")
+                tracing::error!(slot = self.slot, reason, "slot unhealthy");
             }
-            None if self.health.well(Part::Slot) => tracing::info!(slot = self.slot, "slot healthy again"),
+            None if self.health.well(Part::Slot) => {
+                tracing::info!(slot = self.slot, "slot healthy again");
+            }
             _ => {}
         }
     }
@@ -191,17 +184,6 @@ fn state_after(lost: Option<&Lost>, refused: Option<&SqlState>) -> ServerState {
         ServerState::Stopping
     } else {
         ServerState::Unknown
-    }
-}
-
-fn slot_state(row: Option<&str>, current_wal: Lsn) -> SlotState {
-    match row.map(|row| SlotReading::from_json(row, current_wal)) {
-        None => SlotState::Missing,
-        Some(Ok(reading)) => SlotState::Present(reading),
-        Some(Err(error)) => {
-            tracing::error!(%error, "pg_replication_slots is not understood");
-            SlotState::Unknown
-        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! [`Progress`]: where the pipeline stands, written by its thread and read by whoever looks.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::{
+    sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use crate::lsn::Lsn;
 
@@ -70,11 +73,12 @@ impl Progress {
             return 0.0;
         }
         let age = now_unix_us.saturating_add(self.clock_ahead_us()).saturating_sub(oldest);
-        age.max(0) as f64 / 1e6
+        Duration::from_micros(age.max(0).unsigned_abs()).as_secs_f64()
     }
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "whole seconds are exact")]
 mod tests {
     use super::*;
 

@@ -1,8 +1,9 @@
-//! What the SQL link sees of the server and the slot: plain values, written by the monitor.
+//! What the SQL link sees of the server and the slot: plain values.
 
 use std::fmt;
 
 use serde::Deserialize;
+use tokio_postgres::Client;
 
 use crate::lsn::Lsn;
 
@@ -13,6 +14,27 @@ pub struct Observation {
     pub slot: SlotState,
     /// The server's current WAL position (on a standby: the position replayed); `0/0` before the first look.
     pub current_wal: Lsn,
+}
+
+/// The slot and the server's position, on any version; on a standby its position is the one replayed.
+const LOOK: &str = "
+    SELECT to_jsonb(s)::text,
+           (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text
+    FROM (SELECT 1) one LEFT JOIN pg_replication_slots s ON s.slot_name = $1::text";
+
+/// Looks at the slot.
+pub async fn look(client: &Client, slot: &str) -> Result<Observation, tokio_postgres::Error> {
+    let row = client.query_one(LOOK, &[&slot]).await?;
+    let current_wal: Lsn = row.get::<_, Option<&str>>(1).and_then(|lsn| lsn.parse().ok()).unwrap_or_default();
+    let slot = match row.get::<_, Option<&str>>(0).map(|row| SlotReading::from_json(row, current_wal)) {
+        None => SlotState::Missing,
+        Some(Ok(reading)) => SlotState::Present(reading),
+        Some(Err(error)) => {
+            tracing::error!(%error, "pg_replication_slots is not understood");
+            SlotState::Unknown
+        }
+    };
+    Ok(Observation { slot, current_wal })
 }
 
 /// Whether the server is there, as the SQL link sees it.

@@ -88,8 +88,8 @@ pub struct Status {
     pub confirmed_lsn: Option<String>,
     /// The server's own position.
     pub current_wal_lsn: Option<String>,
-    /// Bytes of WAL between the server's position and the confirmed one.
-    pub lag_bytes: u64,
+    /// Bytes of WAL between the server's position and the confirmed one; null when unknown.
+    pub lag_bytes: Option<u64>,
     /// Age of the oldest unconfirmed event; null when no walpost answered.
     pub lag_seconds: Option<f64>,
     /// `reserved`, `extended`, `unreserved` or `lost`; null when there is no slot, or nobody could look.
@@ -132,7 +132,7 @@ impl Status {
             received_lsn: None,
             confirmed_lsn: known(confirmed),
             current_wal_lsn: known(seen.current_wal),
-            lag_bytes: if confirmed > Lsn::ZERO { seen.current_wal.bytes_since(confirmed) } else { 0 },
+            lag_bytes: (confirmed > Lsn::ZERO).then(|| seen.current_wal.bytes_since(confirmed)),
             lag_seconds: None,
             slot_wal_status: reading.and_then(|slot| slot.wal_status).map(|status: WalStatus| status.to_string()),
             retained_wal_bytes: reading.map(|slot| slot.retained_wal_bytes),
@@ -161,7 +161,8 @@ impl fmt::Display for Status {
         row("confirmed", text(&self.confirmed_lsn))?;
         row("current WAL", text(&self.current_wal_lsn))?;
         let seconds = self.lag_seconds.map(|seconds| format!(", {seconds:.1} s")).unwrap_or_default();
-        row("lag", format!("{}{seconds}", bytes(self.lag_bytes)))?;
+        let lag = self.lag_bytes.map_or_else(|| "unknown".to_owned(), bytes);
+        row("lag", format!("{lag}{seconds}"))?;
         row("WAL status", text(&self.slot_wal_status))?;
         row("retained WAL", self.retained_wal_bytes.map_or_else(|| "unknown".to_owned(), bytes))?;
         if let Some(safe) = self.safe_wal_bytes {
@@ -196,10 +197,10 @@ fn bytes(size: u64) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::{super::Part, *};
 
-    pub(in super::super) fn view() -> (View, watch::Sender<Observation>) {
+    pub(crate) fn view() -> (View, watch::Sender<Observation>) {
         let (sender, observation) = watch::channel(Observation::default());
         let view = View {
             metrics: Arc::default(),
@@ -232,7 +233,7 @@ pub(super) mod tests {
         let (view, _sender) = view();
         view.progress.set(Lsn(0x20), Lsn(0x10), (3, 300), 1);
         let status = view.status();
-        assert_eq!((status.received_lsn.as_deref(), status.lag_bytes), (Some("0/20"), 0x10));
+        assert_eq!((status.received_lsn.as_deref(), status.lag_bytes), (Some("0/20"), Some(0x10)));
         let json = serde_json::to_string(&status).unwrap();
         assert_eq!(serde_json::from_str::<Status>(&json).unwrap(), status);
         assert!(status.to_string().contains("in flight     3 events, 300 B\n"), "{status}");

@@ -32,6 +32,8 @@ pub use stages::{PoisonError, Stages, TableError};
 const EVENTS_PER_TURN: u32 = 512;
 /// A commit older than this when the server sent it: the stream is behind, bytes may pile up.
 const BEHIND_US: i64 = 20_000;
+/// How long the server may take to answer the goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// How often the gauges are brought up to date while nothing else happens.
 const REFRESH: Duration = Duration::from_millis(250);
 
@@ -113,6 +115,8 @@ struct Session<'a> {
     open: Option<Open>,
     received: Lsn,
     behind: bool,
+    /// The operator wants the end: read on to the end of the open transaction, no further, and no longer than this.
+    drain_by: Option<Instant>,
     full_since: Option<Instant>,
     clock_ahead_us: i64,
     feedback: Feedback,
@@ -133,6 +137,7 @@ pub async fn run_session<So: Source, Si: Sink>(
         open: None,
         received: confirmed,
         behind: false,
+        drain_by: None,
         full_since: None,
         clock_ahead_us: telltale.progress.clock_ahead_us(),
         feedback: Feedback::new(Instant::now(), confirmed),
@@ -153,8 +158,12 @@ impl Session<'_> {
     ) -> Result<(), SessionError> {
         let mut refreshed = Instant::now();
         loop {
-            if *signals.wish.borrow_and_update() > Wish::Run {
-                return self.drain(source, sink, signals).await;
+            let wish = *signals.wish.borrow_and_update();
+            if wish > Wish::Run {
+                let by = *self.drain_by.get_or_insert_with(|| Instant::now() + signals.drain_timeout);
+                if self.open.is_none() || wish == Wish::Abort || Instant::now() >= by {
+                    return self.drain(source, sink, signals, by).await;
+                }
             }
             let more = self.work(source, sink, stages)?;
             sink.tick(self.clock_ahead_us)?;
@@ -212,6 +221,9 @@ impl Session<'_> {
                 return Ok(false);
             }
             source.consume();
+            if self.drain_by.is_some() && self.open.is_none() {
+                break;
+            }
         }
         self.has_room();
         Ok(true)
@@ -307,8 +319,8 @@ impl Session<'_> {
         source: &mut So,
         sink: &mut Si,
         signals: &mut Signals,
+        end: Instant,
     ) -> Result<(), SessionError> {
-        let end = Instant::now() + signals.drain_timeout;
         loop {
             sink.tick(self.clock_ahead_us)?;
             let now = Instant::now();
@@ -329,8 +341,11 @@ impl Session<'_> {
             }
         }
         source.send_status(self.feedback.force(Instant::now(), self.received, sink.durable(), false));
-        let sent = tokio::time::timeout(Duration::from_secs(1), source.drive(false, false)).await;
-        sent.unwrap_or(Ok(())).map_err(SessionError::from)
+        // a server that does not answer in time, or at all, has most likely read it none the less; at worst events come twice
+        if let Ok(Err(error)) = tokio::time::timeout(GOODBYE, source.finish()).await {
+            tracing::debug!(%error, "no proper end of the stream");
+        }
+        Ok(())
     }
 
     fn tell<Si: Sink>(&self, sink: &Si) {

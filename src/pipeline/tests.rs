@@ -202,6 +202,10 @@ impl Source for ScriptedSource {
         world.confirmed = world.confirmed.max(confirmed);
     }
 
+    async fn finish(&mut self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     fn last_received(&self) -> Instant {
         Instant::now()
     }

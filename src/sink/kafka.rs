@@ -226,7 +226,8 @@ impl KafkaSink {
             topic.published.inc();
             topic.bytes.inc_by(u64::from(load.weight).saturating_sub(Record::OVERHEAD as u64));
         }
-        self.commit_to_ack.observe(at_us.saturating_sub(load.commit_us).max(0) as f64 / 1e6);
+        let waited = Duration::from_micros(at_us.saturating_sub(load.commit_us).max(0).unsigned_abs());
+        self.commit_to_ack.observe(waited.as_secs_f64());
         self.last_delivery = Instant::now();
         if self.troubled {
             self.troubled = false;

@@ -18,6 +18,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     error::{KafkaError, RDKafkaErrorCode},
+    metadata::MetadataTopic,
     producer::Producer,
 };
 
@@ -172,7 +173,7 @@ impl Watch {
                     tracing::info!("kafka is reachable");
                 }
                 let found = metadata.topics().iter().find(|found| topic == Some(found.name()));
-                Ok(found.and_then(|found| found.error()).map(RDKafkaErrorCode::from))
+                Ok(found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from))
             }
             Err(error) => {
                 let reason = "kafka is unreachable: no broker answers".to_owned();

@@ -19,11 +19,15 @@ use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::{backend, frontend};
 use tokio::time::Instant;
 
-use crate::{clock, lsn::Lsn};
+use crate::{
+    clock,
+    lsn::Lsn,
+    sql::{quote_identifier, quote_literal},
+};
 use feedback::StatusUpdate;
 use pgoutput::{Ignored, Message, ParseError, Relation, Row};
 use relation::{Drift, Relations};
-pub use startup::{PINNED_OPTIONS, TextRow};
+pub use startup::TextRow;
 pub use wire::Wire;
 
 /// What the source yields.
@@ -80,6 +84,8 @@ pub trait Source {
     fn owes(&self) -> bool;
     /// Puts a status update into the output; [`Self::drive`] sends it.
     fn send_status(&mut self, update: StatusUpdate);
+    /// Says goodbye after the last status update and waits for the answer, so that the server has surely read it.
+    fn finish(&mut self) -> impl Future<Output = Result<(), SourceError>>;
     /// When anything last arrived.
     fn last_received(&self) -> Instant;
     /// Takes the time in which nothing was read on purpose out of the silence.
@@ -172,6 +178,22 @@ impl Source for Replication {
         output.put_u8(u8::from(update.request_reply));
     }
 
+    async fn finish(&mut self) -> Result<(), SourceError> {
+        frontend::copy_done(self.wire.output());
+        self.wire.send().await?;
+        // rows that were on their way come first; their transaction will come again
+        loop {
+            let tag = self.wire.peek().map_err(SourceError::Io)?.map(|frame| frame.tag);
+            match tag {
+                Some(b'c' | b'C' | b'Z' | b'E') => break,
+                Some(_) => self.wire.consume(),
+                None => self.wire.drive(true, false).await.map_err(SourceError::Io)?,
+            }
+        }
+        frontend::terminate(self.wire.output());
+        self.wire.send().await
+    }
+
     fn last_received(&self) -> Instant {
         self.wire.last_received()
     }
@@ -245,17 +267,6 @@ fn server_error(frame: &wire::Frame<'_>) -> ServerError {
         Ok(Some(backend::Message::NoticeResponse(body))) => ServerError::from_fields(body.fields()),
         _ => ServerError::default(),
     }
-}
-
-/// Quotes an identifier as SQL does.
-pub fn quote_identifier(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-/// Quotes a string literal as SQL does, with `standard_conforming_strings` or without.
-pub fn quote_literal(text: &str) -> String {
-    let quoted = text.replace('\'', "''");
-    if quoted.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
 }
 
 /// What the server said in an `ErrorResponse` or `NoticeResponse`.
@@ -374,16 +385,4 @@ pub enum SourceError {
         /// Why.
         reason: String,
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_literals_are_quoted_as_in_sql() {
-        assert_eq!(quote_identifier("My\"Pub"), "\"My\"\"Pub\"");
-        assert_eq!(quote_literal("it's"), "'it''s'");
-        assert_eq!(quote_literal("a\\b"), "E'a\\\\b'");
-    }
 }

@@ -112,7 +112,7 @@ pub struct Row<'a> {
 pub enum Cell<'a> {
     /// NULL.
     Null,
-    /// A TOASTed value that the server did not send, since it did not change. Not in an INSERT.
+    /// A value stored out of line (TOAST) that the server did not send, since it did not change. Not in an INSERT.
     Unchanged,
     /// The value as text.
     Text(&'a [u8]),

@@ -4,11 +4,12 @@
 //! creation the rows that are older than the slot, and so will never be streamed, are counted exactly: in the snapshot that
 //! the server exports for the slot's first position.
 
-use super::{SourceError, Wire, quote_identifier, quote_literal};
+use super::{SourceError, Wire};
 use crate::{
     config::{Backfill, OutboxConfig},
     conninfo::ConnInfo,
     lsn::Lsn,
+    sql::{quote_identifier, quote_literal},
 };
 
 /// What a look at `pg_replication_slots` says.
@@ -146,8 +147,7 @@ async fn count_older(
     transaction.batch_execute(&format!("SET TRANSACTION SNAPSHOT {}", quote_literal(snapshot))).await?;
     let mut counts = Vec::new();
     for outbox in outboxes {
-        let (schema, table) = (quote_identifier(&outbox.table.schema), quote_identifier(&outbox.table.table));
-        let row = transaction.query_one(&format!("SELECT count(*) FROM {schema}.{table}"), &[]).await?;
+        let row = transaction.query_one(&format!("SELECT count(*) FROM {}", outbox.table), &[]).await?;
         counts.push(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default());
     }
     transaction.rollback().await?;

@@ -25,13 +25,13 @@ use super::{
     ServerError, SourceError,
     wire::{Socket, Wire},
 };
-use crate::conninfo::{ConnInfo, SslMode};
+use crate::{
+    conninfo::{ConnInfo, SslMode},
+    sql::SESSION_SETTINGS,
+};
 
-/// Settings that walpost pins for its own sessions, so that no default of a role or database changes what values look
-/// like or when the server gives up on us.
-pub const PINNED_OPTIONS: &str = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
-     -c bytea_output=hex -c timezone=UTC -c client_min_messages=warning -c wal_sender_timeout=15s \
-     -c statement_timeout=0 -c idle_in_transaction_session_timeout=0";
+/// When the server gives up on a silent client.
+const WAL_SENDER_TIMEOUT: &str = "-c wal_sender_timeout=15s";
 
 /// A text row of a simple query.
 pub type TextRow = Vec<Option<String>>;
@@ -47,7 +47,7 @@ impl Wire {
                 Ok(Ok(wire)) => return Ok(wire),
                 Ok(Err(error)) => last = Some(error),
                 Err(_) => {
-                    last = Some(SourceError::Connect { host: target.name, source: io::ErrorKind::TimedOut.into() })
+                    last = Some(SourceError::Connect { host: target.name, source: io::ErrorKind::TimedOut.into() });
                 }
             }
         }
@@ -67,7 +67,7 @@ impl Wire {
 
     async fn start_up(&mut self, info: &ConnInfo) -> Result<(), SourceError> {
         let user = user(info)?;
-        let options = [info.config.get_options().unwrap_or_default(), PINNED_OPTIONS].join(" ");
+        let options = [info.config.get_options().unwrap_or_default(), SESSION_SETTINGS, WAL_SENDER_TIMEOUT].join(" ");
         let parameters = [
             ("user", user.as_str()),
             ("database", info.config.get_dbname().unwrap_or(&user)),
@@ -251,10 +251,9 @@ fn targets(info: &ConnInfo) -> Result<Vec<Target>, SourceError> {
             (None, None) => return None,
         };
         let name = match (hosts.get(index), &address) {
-            (Some(Host::Tcp(name)), _) => name.clone(),
+            (Some(Host::Tcp(name)), _) | (_, Address::Name(name)) => name.clone(),
             (_, Address::Ip(ip)) => ip.to_string(),
             (_, Address::Unix(path)) => path.display().to_string(),
-            (_, Address::Name(name)) => name.clone(),
         };
         Some(Target { name, address, port: port(index) })
     };
@@ -280,7 +279,7 @@ fn tune(stream: &TcpStream, info: &ConnInfo) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
     if info.config.get_keepalives() {
-        let idle = info.config.get_keepalives_idle().min(Duration::from_secs(60));
+        let idle = info.config.get_keepalives_idle().min(Duration::from_mins(1));
         let interval = info.config.get_keepalives_interval().unwrap_or(Duration::from_secs(10));
         let keepalive = socket2::TcpKeepalive::new().with_time(idle).with_interval(interval);
         socket.set_tcp_keepalive(&keepalive)?;

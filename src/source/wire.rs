@@ -209,14 +209,14 @@ mod tests {
 
     use super::*;
 
-    async fn pair() -> (Wire, UnixStream) {
+    fn pair() -> (Wire, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (Wire::new(Socket::Unix(ours)), theirs)
     }
 
     #[tokio::test]
     async fn a_message_is_shown_only_when_it_is_whole() {
-        let (mut wire, mut server) = pair().await;
+        let (mut wire, mut server) = pair();
         for byte in b"k\0\0\0\x06ab" {
             assert!(wire.peek().unwrap().is_none());
             server.write_all(&[*byte]).await.unwrap();
@@ -231,7 +231,7 @@ mod tests {
     #[tokio::test]
     async fn absurd_lengths_are_errors_and_cost_no_memory() {
         for length in [0_u32, 3, 0x7FFF_FFFF, u32::MAX] {
-            let (mut wire, mut server) = pair().await;
+            let (mut wire, mut server) = pair();
             server.write_all(&[&b"d"[..], &length.to_be_bytes()].concat()).await.unwrap();
             wire.drive(true, false).await.unwrap();
             assert!(wire.peek().is_err(), "length {length} was believed");
@@ -241,7 +241,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_read_only_the_output_moves() {
-        let (mut wire, mut server) = pair().await;
+        let (mut wire, mut server) = pair();
         server.write_all(b"d\0\0\0\x04").await.unwrap();
         wire.output().extend_from_slice(b"status");
         wire.drive(false, false).await.unwrap();
@@ -253,7 +253,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_connection_is_an_error() {
-        let (mut wire, server) = pair().await;
+        let (mut wire, server) = pair();
         drop(server);
         assert_eq!(wire.drive(true, false).await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

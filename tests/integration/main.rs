@@ -1,5 +1,6 @@
 //! Walpost against real Postgres and real Kafka. One module per capability; one binary, so that the servers are shared.
 
+#[expect(dead_code, reason = "the tests and the benches each use a part of the services")]
 #[path = "../services/mod.rs"]
 mod services;
 

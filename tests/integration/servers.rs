@@ -4,16 +4,36 @@ use std::{
     io::{BufRead, BufReader},
     net::TcpStream,
     path::Path,
+    pin::pin,
     process::{Command, Stdio},
+    sync::Mutex,
     time::Duration,
 };
 
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use openssl::{
+    ssl::{SslConnector, SslMethod},
+    x509::X509,
+};
+use postgres_openssl::MakeTlsConnector;
+use rdkafka::{
+    ClientContext,
+    error::KafkaError,
+    message::DeliveryResult,
+    producer::{BaseProducer, BaseRecord, Producer, ProducerContext},
+};
+use tokio::time::timeout;
+use tokio_postgres::{
+    NoTls, Socket,
+    tls::{MakeTlsConnect, TlsConnect},
+};
 
 use crate::services::{
+    certificates::Authority,
+    complete,
     kafka::{self, Kafka},
     postgres::{Postgres, Settings, Stop, Version},
     wait_until,
+    walpost::Walpost,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,6 +85,54 @@ fn a_server_of_ones_own_obeys_its_settings_and_comes_back_on_its_port() {
     assert!(server.log().contains("immediate shutdown"));
 }
 
+#[test]
+fn a_server_speaks_tls_with_a_certificate_of_ones_own() {
+    let authority = Authority::new();
+    let issued = authority.server("localhost");
+    let settings = Settings::default()
+        .set("ssl", "on")
+        .file("server.crt", issued.certificate)
+        .file("server.key", issued.key)
+        .hba("hostssl all all 127.0.0.1/32 trust");
+    let server = Postgres::start(Version::OLDEST, &settings);
+    let database = server.database();
+    let mut connector = SslConnector::builder(SslMethod::tls()).expect("OpenSSL is there");
+    let root = X509::from_pem(&authority.certificate()).expect("our own certificate");
+    connector.cert_store_mut().add_cert(root).expect("an empty store takes it");
+    let url = format!("{}?hostaddr=127.0.0.1&sslmode=require", database.url().replace("127.0.0.1", "localhost"));
+
+    let with_tls = connect_as(url.clone(), MakeTlsConnector::new(connector.build()));
+    assert!(with_tls.expect("the certificate is good"), "the connection is encrypted");
+    assert!(connect_as(url.replace("require", "disable"), NoTls).is_err(), "pg_hba.conf asks for TLS");
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_silent_and_goes_on() {
+    let server = Postgres::start(Version::System, &Settings::default());
+    let database = server.database();
+    let client = database.connect();
+    server.freeze();
+    let mut answer = pin!(client.simple_query("SELECT 1"));
+    assert!(timeout(Duration::from_millis(200), &mut answer).await.is_err());
+    server.thaw();
+    assert!(timeout(PATIENCE, answer).await.expect("an answer in time").is_ok());
+}
+
+#[test]
+fn a_frozen_broker_is_silent_and_goes_on() {
+    let kafka = Kafka::start(&kafka::Settings::default());
+    kafka.create_topic("t", 1, &[]);
+    let producer: BaseProducer = kafka.client_config().create().expect("a producer");
+    kafka.freeze();
+    producer.send(BaseRecord::<(), str>::to("t").payload("frozen")).expect("room in the queue");
+    assert!(producer.flush(Duration::from_millis(500)).is_err());
+    kafka.thaw();
+    producer.flush(PATIENCE).expect("the broker takes it");
+    kafka.kill();
+    kafka.start_again();
+    assert_eq!(kafka.read_all(&["t"])[0].value.as_deref(), Some(&b"frozen"[..]));
+}
+
 #[tokio::test]
 async fn the_services_can_be_called_from_async_tests() {
     let database = Postgres::shared(Version::NEWEST).database();
@@ -89,6 +157,8 @@ fn kafka_takes_and_returns_records() {
     assert_eq!(records.iter().map(|record| record.offset).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
     assert_eq!(records[7].value.as_deref(), Some(&b"7"[..]));
     assert_eq!(kafka.read_until(&[&two], PATIENCE, |records| records.len() >= 5).len() / 5, 2);
+    kafka.alter_topic(&two, &[("max.message.bytes", "10")]);
+    assert!(try_produce(kafka, &two, 1).is_err(), "no batch is that small");
     kafka.delete_topic(&two);
     assert_eq!(kafka.partitions(&two), None);
 }
@@ -102,6 +172,12 @@ fn three_brokers_survive_the_loss_of_one() {
     kafka.nodes()[0].start_again();
     kafka.wait_until_up();
     assert_eq!(kafka.read_all(&["t"]).len(), 10);
+}
+
+#[test]
+fn a_command_is_run_to_its_end() {
+    let ended = Walpost::run_to_end(&["--version"], &[]);
+    assert_eq!((ended.code, ended.output.trim()), (Some(0), concat!("walpost ", env!("CARGO_PKG_VERSION"))));
 }
 
 /// The run that is killed is this very test in a process of its own.
@@ -133,11 +209,48 @@ fn killed_run_leaves_no_process() {
     assert_eq!(folders.find(|cwd| cwd.starts_with(run_folder)), None);
 }
 
+/// Connects and says whether the connection is encrypted.
+fn connect_as<T>(url: String, tls: T) -> Result<bool, tokio_postgres::Error>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Send + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    complete(async move {
+        let (client, connection) = tokio_postgres::connect(&url, tls).await?;
+        tokio::spawn(connection);
+        let row = client.query_one("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &[]).await?;
+        Ok(row.get(0))
+    })
+}
+
 fn produce(kafka: &Kafka, topic: &str, count: usize) {
-    let producer: BaseProducer = kafka.client_config().set("enable.idempotence", "true").create().expect("a producer");
+    try_produce(kafka, topic, count).expect("the broker takes them all");
+}
+
+fn try_produce(kafka: &Kafka, topic: &str, count: usize) -> Result<(), KafkaError> {
+    let config = kafka.client_config().set("enable.idempotence", "true").clone();
+    let producer: BaseProducer<Failures> = config.create_with_context(Failures::default())?;
     for number in 0..count {
         let (key, value) = (format!("k{}", number % 10), number.to_string());
-        producer.send(BaseRecord::to(topic).key(&key).payload(&value)).expect("room in the queue");
+        producer.send(BaseRecord::to(topic).key(&key).payload(&value)).map_err(|(error, _)| error)?;
     }
-    producer.flush(PATIENCE).expect("the broker takes them all");
+    producer.flush(PATIENCE)?;
+    let mut failures = producer.context().0.lock().expect("no panic in the callback");
+    failures.pop().map_or(Ok(()), Err)
+}
+
+/// Errors of delivery reports.
+#[derive(Default)]
+struct Failures(Mutex<Vec<KafkaError>>);
+
+impl ClientContext for Failures {}
+
+impl ProducerContext for Failures {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        if let Err((error, _)) = result {
+            self.0.lock().expect("no panic while the lock is held").push(error.clone());
+        }
+    }
 }

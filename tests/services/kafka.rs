@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use super::{process::Process, run, topics, wait_until};
+use super::{
+    process::{Process, tail},
+    run, topics, wait_until,
+};
 
 /// How long a broker may take to start.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -107,13 +110,14 @@ impl Node {
         self.process.lock().is_ok_and(|process| process.as_ref().is_none_or(|it| it.exit_status().is_some()))
     }
 
-    fn format(&self, properties: &str) {
+    /// Writes what `kafka-storage format` would; its only file that is hard to write is taken from `bootstrap`.
+    fn format(&self, id: usize, properties: &str) {
+        let data = self.folder.join("data");
+        fs::create_dir(&data).expect("a folder in our own");
         fs::write(self.folder.join("server.properties"), properties).expect("a file in our own folder");
-        let mut command = java();
-        command.args(["-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", "--ignore-formatted"]);
-        command.args(["-t", CLUSTER_ID, "-c", "server.properties"]);
-        let format = Process::start("format", &self.folder, &mut command);
-        assert!(format.wait(PATIENCE).success(), "kafka format failed:\n{}", format.log());
+        fs::copy(bootstrap(), data.join("bootstrap.checkpoint")).expect("a file in our own folder");
+        let meta = format!("version=1\ncluster.id={CLUSTER_ID}\nnode.id={id}\ndirectory.id={id}{}\n", &CLUSTER_ID[1..]);
+        fs::write(data.join("meta.properties"), meta).expect("a file in our own folder");
     }
 }
 
@@ -141,7 +145,7 @@ impl Kafka {
         };
         let cluster = Self { nodes: ports.iter().map(node).collect() };
         for (index, node) in cluster.nodes.iter().enumerate() {
-            node.format(&properties(&node.folder, index, &ports, settings));
+            node.format(index + 1, &properties(&node.folder, index, &ports, settings));
             node.start_again();
         }
         cluster.wait_until_up();
@@ -152,7 +156,7 @@ impl Kafka {
     pub fn wait_until_up(&self) {
         wait_until(PATIENCE, "all brokers serve", || {
             for node in &self.nodes {
-                assert!(!node.has_ended(), "a broker ended:\n{}", node.log());
+                assert!(!node.has_ended(), "a broker ended:\n{}", tail(&node.log()));
             }
             topics::serving_brokers(self) == self.nodes.len()
         });
@@ -213,6 +217,22 @@ fn java() -> Command {
 fn jars() -> &'static Path {
     static JARS: OnceLock<PathBuf> = OnceLock::new();
     JARS.get_or_init(|| run::fetched("kafka"))
+}
+
+/// The first metadata records of a cluster: made by Kafka's own tool once in a run, since that costs a second of CPU.
+fn bootstrap() -> &'static Path {
+    static BOOTSTRAP: OnceLock<PathBuf> = OnceLock::new();
+    BOOTSTRAP.get_or_init(|| {
+        let folder = run::folder("format");
+        let template = properties(&folder, 0, &[(1, 2)], &Settings::default());
+        fs::write(folder.join("server.properties"), template).expect("a file in our own folder");
+        let mut command = java();
+        command.args(["-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]);
+        command.args(["-t", CLUSTER_ID, "-c", "server.properties"]);
+        let format = Process::start("format", &folder, &mut command);
+        assert!(format.wait(PATIENCE).success(), "kafka format failed:\n{}", tail(&format.log()));
+        folder.join("data/bootstrap.checkpoint")
+    })
 }
 
 fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], settings: &Settings) -> String {

@@ -12,7 +12,12 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use super::{account::Account, database::Database, process::Process, run, wait_until};
+use super::{
+    account::Account,
+    database::Database,
+    process::{Process, tail},
+    run, wait_until,
+};
 
 /// How long a server may take to start or stop.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -158,7 +163,7 @@ impl Postgres {
         initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"]);
         initdb.arg(self.data());
         let initdb = Process::start("initdb", &self.folder, &mut initdb);
-        assert!(initdb.wait(PATIENCE).success(), "initdb failed:\n{}", initdb.log());
+        assert!(initdb.wait(PATIENCE).success(), "initdb failed:\n{}", tail(&initdb.log()));
 
         let own = [("port", self.port.to_string()), ("unix_socket_directories", self.folder.display().to_string())];
         let lines = BASE_SETTINGS.iter().map(|&(name, value)| (name, value));
@@ -207,7 +212,7 @@ impl Postgres {
         let what =
             format!("{:?} takes connections; its log: {}", self.version, self.folder.join("postgres.log").display());
         wait_until(PATIENCE, &what, || {
-            assert!(process.exit_status().is_none(), "{:?} does not start:\n{}", self.version, process.log());
+            assert!(process.exit_status().is_none(), "{:?} does not start:\n{}", self.version, tail(&process.log()));
             self.is_ready()
         });
         *server = Some(process);

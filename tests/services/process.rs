@@ -56,7 +56,12 @@ impl Process {
         wait_until(limit, &format!("{} logs {text:?}", self.name), || {
             let ended = self.exit_status();
             let found = self.log().contains(text);
-            assert!(found || ended.is_none(), "{} ended ({ended:?}) before {text:?}:\n{}", self.name, self.log());
+            assert!(
+                found || ended.is_none(),
+                "{} ended ({ended:?}) before {text:?}:\n{}",
+                self.name,
+                tail(&self.log())
+            );
             found
         });
     }
@@ -122,6 +127,12 @@ impl Drop for Process {
             }
         }
     }
+}
+
+/// The end of a log, for a message that a person reads.
+pub fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
 /// The direct children of a process.

@@ -14,7 +14,7 @@ use super::{
     database::Database,
     http::{self, Answer},
     kafka::Kafka,
-    process::Process,
+    process::{Process, tail},
     run, wait_for,
 };
 
@@ -133,7 +133,7 @@ impl Walpost {
     /// `GET path`, repeated until the listener is up.
     pub fn get(&self, path: &str) -> Answer {
         wait_for(PATIENCE, &format!("an answer to GET {path}"), || {
-            assert!(self.process.exit_status().is_none(), "walpost ended:\n{}", self.log());
+            assert!(self.process.exit_status().is_none(), "walpost ended:\n{}", tail(&self.log()));
             http::get(self.http_port, path).ok()
         })
     }
@@ -145,7 +145,7 @@ impl Walpost {
             let answer = self.get("/readyz");
             if answer.body != last {
                 last.clone_from(&answer.body);
-                eprintln!("readyz: {} {last}\n{}", answer.status, self.log());
+                eprintln!("readyz: {} {last}\n{}", answer.status, tail(&self.log()));
             }
             (answer.status == 200).then_some(())
         });

@@ -1,0 +1,118 @@
+//! `walpost check`: everything that `run` needs, looked at before it is needed. Changes nothing.
+//!
+//! Each finding says what is the case, why that matters, and what mends it. Errors mean that `run` would not deliver every
+//! event; warnings, that it will until something else happens.
+
+mod findings;
+mod kafka;
+mod server;
+mod slot;
+mod table;
+mod topics;
+
+use tokio_postgres::Client;
+
+pub use findings::{Finding, Findings, Report, Severity};
+
+use crate::{
+    config::Config,
+    error::{self, Verdict, chain},
+    pipeline::SessionError,
+    publication,
+    source::{SourceError, Wire},
+    sql::{self, SqlError},
+};
+
+/// Looks at everything: Postgres, then Kafka.
+pub async fn run(config: &Config) -> Report {
+    let mut findings = Findings::default();
+    let mut event_types = Vec::new();
+    match sql::connect(&config.postgres.conninfo).await {
+        Ok(client) => {
+            findings.ok("postgres_reachable", format!("Postgres answers at {}", config.postgres.conninfo.redacted()));
+            replication_link(config, &mut findings).await;
+            findings.extend(postgres(&client, config).await);
+            event_types = topics::event_types(&client, config).await;
+        }
+        Err(error) => unreachable(&error, &mut findings),
+    }
+    kafka::check(&config.kafka, &topics::wanted(config, &event_types, &mut findings), &mut findings).await;
+    Report::new(findings)
+}
+
+/// Looks at what Postgres says over an open link: server, tables, publication and slot.
+pub async fn postgres(client: &Client, config: &Config) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    if let Err(error) = look(client, config, &mut findings).await {
+        findings.error(
+            "postgres_failed",
+            format!("a look at the catalog failed: {}", chain(&error)),
+            "what could not be looked at may be wrong",
+            "run walpost check again; if it stays so, see the server's log",
+        );
+    }
+    findings.into_vec()
+}
+
+async fn look(client: &Client, config: &Config, findings: &mut Findings) -> Result<(), tokio_postgres::Error> {
+    let server = server::look(client).await?;
+    server.judge(findings);
+    let published = publication::find(client, &config.postgres.publication, &config.outboxes).await?;
+    let mut tables = Vec::new();
+    for (outbox, found) in config.outboxes.iter().zip(&published.tables) {
+        let table = table::look(client, outbox).await?;
+        table::judge(outbox, table.as_ref(), &server, config, findings);
+        debug_assert_eq!(found.table, outbox.table, "both are in the order of the configuration");
+        tables.push(table);
+    }
+    let slot = slot::look(client, config).await?;
+    slot::judge_publication(&published, &tables, &slot, (&server, config), findings);
+    if published.options.is_some_and(|options| options.update || options.delete) {
+        slot::replica_identity(client, &config.postgres.publication, findings).await?;
+    }
+    slot::judge(&slot, &server, config, findings);
+    if slot.is_missing() && config.postgres.auto_create {
+        table::older_rows(client, config, &tables, findings).await?;
+    }
+    Ok(())
+}
+
+/// Whether the server takes us as a walsender: tried, since no catalog knows (`pg_hba.conf`, managed services' own roles).
+async fn replication_link(config: &Config, findings: &mut Findings) {
+    let Err(error) = Wire::connect(&config.postgres.conninfo).await else {
+        return findings.ok("replication_allowed", "the role may open a replication connection".to_owned());
+    };
+    let what = format!("no replication connection: {}", chain(&error));
+    let fix = match &error {
+        SourceError::Server(server) if server.code == "53300" => {
+            "raise max_wal_senders (restart needed), or end other replication connections".to_owned()
+        }
+        _ => hint(error),
+    };
+    findings.error("replication_refused", what, "walpost reads the write-ahead log over such a connection", fix);
+}
+
+fn hint(error: SourceError) -> String {
+    let hint = match error::judge(&SessionError::from(error)) {
+        Verdict::RetrySlowly(hint) | Verdict::Halt(hint) | Verdict::SlotLost(hint) => hint,
+        Verdict::Retry => "check host, port and network in postgres.url",
+    };
+    hint.to_owned()
+}
+
+fn unreachable(error: &SqlError, findings: &mut Findings) {
+    let fix = match error.code().map(tokio_postgres::error::SqlState::code) {
+        Some("28P01") => "mend the password in postgres.url, postgres.password_file or PGPASSWORD",
+        Some("28000") => "allow role, database and address in pg_hba.conf",
+        Some("3D000") => "name an existing database in postgres.url",
+        Some("53300") => "raise max_connections, or the role's or database's CONNECTION LIMIT",
+        Some("57P03") => "wait until the server has started",
+        _ => "check host, port, sslmode and network in postgres.url",
+    };
+    findings.error(
+        "postgres_unreachable",
+        format!("no link to Postgres: {}", chain(error)),
+        "nothing works without it",
+        fix,
+    );
+}

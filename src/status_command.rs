@@ -1,0 +1,142 @@
+//! `walpost status`: asks the walpost that runs, and where none answers, the slot.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    config::Config,
+    observe::{
+        slot::{self, SlotState},
+        status::{Status, Trouble},
+    },
+    sql::{self, SqlError},
+};
+
+/// How long a running walpost may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A longer answer is none of ours.
+const MAX_ANSWER: u64 = 1024 * 1024;
+
+/// Why there is no status: no walpost answered, and Postgres did not either.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    /// No SQL link.
+    #[error("no walpost answers{}, and neither does Postgres", at(*.asked))]
+    Sql {
+        /// Where a walpost was looked for.
+        asked: Option<SocketAddr>,
+        /// Why Postgres does not answer.
+        source: SqlError,
+    },
+    /// The look at the slot failed.
+    #[error("look at the replication slot")]
+    Slot(#[from] tokio_postgres::Error),
+}
+
+fn at(asked: Option<SocketAddr>) -> String {
+    asked.map(|address| format!(" at {address} (http.listen)")).unwrap_or_default()
+}
+
+/// The status of the walpost that runs with this configuration on this machine; else what the slot tells.
+pub async fn run(config: &Config) -> Result<Status, StatusError> {
+    let postgres = &config.postgres;
+    let asked = config.http.listen.map(reachable);
+    if let Some(status) = match asked {
+        Some(address) => ask(address).await,
+        None => None,
+    } && status.slot == postgres.slot
+    {
+        return Ok(status);
+    }
+    let client = sql::connect(&postgres.conninfo).await.map_err(|source| StatusError::Sql { asked, source })?;
+    let seen = slot::look(&client, &postgres.slot).await?;
+    let mut status = Status::of_slot(&postgres.slot, &postgres.publication, &seen);
+    let holder = match &seen.slot {
+        SlotState::Present(slot) => slot.active_pid,
+        SlotState::Missing | SlotState::Unknown => None,
+    };
+    let reason = match holder {
+        None => format!("no walpost runs: none answers{}, and nobody streams from the slot", at(asked)),
+        Some(pid) => {
+            format!("no walpost answers{}; server process {pid} streams from the slot to one elsewhere", at(asked))
+        }
+    };
+    status.troubles.insert(0, Trouble { part: "stream".to_owned(), reason });
+    Ok(status)
+}
+
+/// Where to ask: a listener on all addresses is asked on the loopback one.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// `None` when nobody answers there, or somebody else does.
+async fn ask(address: SocketAddr) -> Option<Status> {
+    let answer = timeout(TIMEOUT, get_status(address)).await.ok()?;
+    let answer = answer.inspect_err(|error| tracing::debug!(%address, %error, "no walpost answers")).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    if !head.starts_with("HTTP/1.") || head.split(' ').nth(1) != Some("200") {
+        return None;
+    }
+    serde_json::from_str(body).ok()
+}
+
+/// The listener closes the connection behind its answer.
+async fn get_status(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(format!("GET /status HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_is_asked_on_loopback() {
+        for (listen, asked) in [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("10.0.0.1:1", "10.0.0.1:1")] {
+            assert_eq!(reachable(listen.parse().unwrap()), asked.parse().unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn the_answer_of_another_service_is_no_status() {
+        for answer in ["HTTP/1.1 200 OK\r\n\r\n{}", "HTTP/1.1 404 Not Found\r\n\r\n", "SSH-2.0-x\r\n", ""] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 1024];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+            assert_eq!(ask(address).await, None, "{answer:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_listener_of_a_running_walpost_is_understood() {
+        let (view, _sender) = crate::observe::status::tests::view();
+        let listener = crate::observe::http::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(crate::observe::http::serve(listener, view.clone()));
+        assert_eq!(ask(address).await, Some(view.status()));
+    }
+}
