@@ -1,6 +1,7 @@
 //! [`Cluster`]: a private Postgres, reached through a Unix socket that only we can reach.
 
 use std::{
+    cmp::Reverse,
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -125,16 +126,20 @@ struct Program {
     major: u32,
 }
 
-/// The one in PATH, else the newest that a package brought.
+/// Asks every server that can be found.
 fn find() -> Result<Program, DemoError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let in_path = env::split_paths(&path).filter_map(|folder| folder.join("initdb").canonicalize().ok());
-    let in_path = in_path.filter_map(|initdb| Some(initdb.parent()?.to_owned()));
-    let mut packaged: Vec<Program> = packaged().iter().filter_map(|bin| ask_version(bin)).collect();
-    packaged.sort_by_key(|program| std::cmp::Reverse(program.major));
-    let mut found = in_path.filter_map(|bin| ask_version(&bin)).chain(packaged).peekable();
-    let oldest = found.peek().map(|program| program.version.clone());
-    found.find(|program| program.major >= OLDEST).ok_or(DemoError::NoPostgres { found: oldest })
+    let in_path = in_path.filter_map(|initdb| ask_version(initdb.parent()?)).collect();
+    choose(in_path, packaged().iter().filter_map(|bin| ask_version(bin)).collect())
+}
+
+/// The first one in PATH, else the newest that a package brought; none that is too old.
+fn choose(in_path: Vec<Program>, mut packaged: Vec<Program>) -> Result<Program, DemoError> {
+    packaged.sort_by_key(|program| Reverse(program.major));
+    let mut all = in_path.into_iter().chain(packaged).peekable();
+    let found = all.peek().map(|program| program.version.clone());
+    all.find(|program| program.major >= OLDEST).ok_or(DemoError::NoPostgres { found })
 }
 
 /// `/usr/lib/postgresql/*/bin` and `/usr/pgsql-*/bin`.
@@ -161,7 +166,25 @@ fn parse_version(answer: &str) -> Option<(String, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_version;
+    use super::*;
+
+    fn program(major: u32, bin: &str) -> Program {
+        Program { bin: bin.into(), version: format!("{major}.1"), major }
+    }
+
+    #[test]
+    fn the_server_in_path_wins_unless_it_is_too_old() {
+        let packaged = || vec![program(14, "b"), program(17, "c"), program(15, "d")];
+        assert_eq!(choose(vec![program(16, "a")], packaged()).unwrap(), program(16, "a"));
+        assert_eq!(choose(vec![program(13, "a")], packaged()).unwrap(), program(17, "c"));
+    }
+
+    #[test]
+    fn without_a_server_the_error_names_the_package() {
+        let none = choose(Vec::new(), Vec::new()).unwrap_err().to_string();
+        assert!(none.contains("apt-get install postgresql") && !none.contains("only"), "{none}");
+        assert!(choose(Vec::new(), vec![program(13, "a")]).unwrap_err().to_string().contains("(only 13.1)"));
+    }
 
     #[test]
     fn versions_are_read_with_and_without_a_packager() {

@@ -60,15 +60,15 @@ impl Screen {
     /// The table at the end.
     pub fn table(self, account: &Account) {
         let Account { verdict, rolled_back, twice_after_stop, .. } = account;
-        self.row("written (committed)", verdict.written, None);
-        self.row("rolled back on purpose", *rolled_back, None);
-        self.row("delivered", verdict.delivered, None);
-        self.row("lost", verdict.lost, Some("must be 0"));
-        self.row("out of order per key", verdict.inversions, Some("must be 0 (first deliveries)"));
-        self.row("phantom", verdict.phantoms, Some("must be 0 (rolled back, and yet published)"));
-        self.row("altered", verdict.altered, Some("must be 0 (topic, key or payload)"));
-        self.row("sent twice", verdict.twice, None);
-        self.row("  after the clean stop", *twice_after_stop, Some("must be 0"));
+        self.number("written (committed)", verdict.written, "");
+        self.number("rolled back on purpose", *rolled_back, "");
+        self.number("delivered", verdict.delivered, "");
+        self.promise("lost", verdict.lost, "must be 0");
+        self.promise("out of order per key", verdict.inversions, "must be 0, by first deliveries");
+        self.promise("phantom", verdict.phantoms, "must be 0: rolled back, and yet published");
+        self.promise("altered", verdict.altered, "must be 0: in topic, key or payload");
+        self.number("sent twice", verdict.twice, "by the kills; the header `id` tells");
+        self.promise("  after the clean stop", *twice_after_stop, "must be 0");
         line("");
         say("From the writer's COMMIT to the record at the consumer, both in this process; so the");
         say("disk's flush and the consumer's own polling are in it:");
@@ -82,16 +82,16 @@ impl Screen {
         }
     }
 
-    /// A number that must be 0 where `promise` says so.
-    fn row(self, name: &str, number: usize, promise: Option<&str>) {
+    fn number(self, name: &str, number: usize, remark: &str) {
         let text = format!("   {name:<24} {:>8}", thousands(number));
-        match promise {
-            None => line(&text),
-            Some(promise) => {
-                let style = if number == 0 { Style::Good } else { Style::Bad };
-                line(&format!("{}   {}", self.styled(style, &text), self.styled(Style::Dim, promise)));
-            }
-        }
+        line(format!("{text}   {}", self.styled(Style::Dim, remark)).trim_end());
+    }
+
+    /// A number that must be 0.
+    fn promise(self, name: &str, number: usize, remark: &str) {
+        let style = if number == 0 { Style::Good } else { Style::Bad };
+        let text = self.styled(style, &format!("   {name:<24} {:>8}", thousands(number)));
+        line(&format!("{text}   {}", self.styled(Style::Dim, remark)));
     }
 
     fn latency(self, name: &str, latency: &Latency) {
@@ -113,7 +113,7 @@ impl Screen {
             Style::Good => "32",
             Style::Bad => "1;31",
         };
-        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
