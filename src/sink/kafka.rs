@@ -208,6 +208,10 @@ impl KafkaSink {
     fn take_reports(&mut self, clock_ahead_us: i64) -> Result<(), SinkError> {
         let mut taken = std::mem::take(&mut self.taken);
         self.reports.take(&mut taken);
+        if taken.is_empty() {
+            self.taken = taken;
+            return Ok(());
+        }
         let mut failure = None;
         for report in taken.drain(..) {
             match report.failure {
