@@ -14,7 +14,7 @@ use crate::services::{
     walpost::{Ended, Walpost},
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The rows that stand at the end, with the number that some must have.
 const ROWS: [(&str, Option<&str>); 9] = [

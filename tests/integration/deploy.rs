@@ -35,8 +35,8 @@ fn command(service: &str) -> Vec<String> {
 
 /// The value of an instruction's last occurrence.
 fn instruction(name: &str) -> &'static str {
-    let lines = DOCKERFILE.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    lines.last().unwrap_or_else(|| panic!("no {name} in the Dockerfile"))
+    let mut lines = DOCKERFILE.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    lines.next_back().unwrap_or_else(|| panic!("no {name} in the Dockerfile"))
 }
 
 #[test]
