@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Streams a Postgres transactional outbox to Kafka from the write-ahead log.
 ///
-/// Settings come from a TOML file, over it the environment (WALPOST_<SECTION>_<KEY>, PGPASSWORD), over that the flags.
+/// Settings come from a TOML file, over it the environment (`WALPOST_<SECTION>_<KEY>`, `PGPASSWORD`), over that the flags.
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, arg_required_else_help = true, after_help = EXAMPLE)]
 pub struct Cli {

@@ -1,6 +1,6 @@
 //! The short commands: each does its work once, prints, and says how it went by its exit code.
 
-use std::error::Error;
+use std::{error::Error, fmt::Display, io::Write as _};
 
 use crate::{
     check,
@@ -13,12 +13,12 @@ use crate::{
 pub type CommandError = Box<dyn Error>;
 
 /// `walpost init`
-pub fn init(config: &Config, print: bool) -> Result<u8, CommandError> {
-    if print {
-        println!("{}", init::print(config));
+pub fn init(config: &Config, only_print: bool) -> Result<u8, CommandError> {
+    if only_print {
+        print(&init::print(config));
         return Ok(0);
     }
-    block_on(init::run(config, |step| println!("{step}")))??;
+    block_on(init::run(config, |step| print(&step)))??;
     Ok(0)
 }
 
@@ -26,8 +26,8 @@ pub fn init(config: &Config, print: bool) -> Result<u8, CommandError> {
 pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
     let report = block_on(check::run(config))?;
     match format {
-        Format::Text => println!("{report}"),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+        Format::Text => print(&report),
+        Format::Json => print(&serde_json::to_string_pretty(&report)?),
     }
     Ok(report.exit_code())
 }
@@ -36,10 +36,16 @@ pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
 pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
     let status = block_on(status_command::run(config))??;
     match format {
-        Format::Text => println!("{status}"),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&status)?),
+        Format::Text => print(&status),
+        Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
     Ok(0)
+}
+
+/// Prints, with one newline at the end. A reader that has gone away (`| head`) is no error.
+fn print(text: &dyn Display) {
+    let text = text.to_string();
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
 /// `walpost demo`; `brokers` is a real Kafka to show it with.

@@ -4,6 +4,13 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod crashes;
+mod delivery;
 mod demo;
+mod deploy;
+mod frost;
+mod ledger;
+mod outbox;
+mod records;
 mod servers;
 mod stream;

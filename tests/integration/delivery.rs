@@ -1,0 +1,191 @@
+//! What is delivered and what is confirmed, whatever the transactions look like.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    ledger::TABLE,
+    outbox::{Outbox, PATIENCE, at_both_ends, deliveries},
+    services::{
+        kafka::Kafka,
+        postgres::{Postgres, Settings},
+        walpost::Walpost,
+    },
+};
+
+/// An outbox with a walpost at work.
+struct AtWork<'a> {
+    // first to go
+    walpost: Walpost,
+    outbox: Outbox<'a>,
+    topic: String,
+}
+
+impl<'a> AtWork<'a> {
+    fn on(server: &'a Postgres) -> Self {
+        let outbox = Outbox::with(server, Kafka::shared(), TABLE);
+        let topic = outbox.topic("t", 1);
+        Self { walpost: outbox.relay(&[]), outbox, topic }
+    }
+
+    /// The ids of all records, in their order, once everything is confirmed; none of them twice.
+    fn published(&self) -> Vec<String> {
+        self.outbox.wait_until_confirmed();
+        let records = self.outbox.kafka.read_all(&[&self.topic]);
+        assert_eq!(deliveries(&records).len(), records.len(), "something was sent twice");
+        records.iter().map(|record| record.header("id").expect("an id").to_owned()).collect()
+    }
+}
+
+fn insert(id: &str) -> String {
+    format!("INSERT INTO outbox VALUES ('{id}', 't', 'k', NULL)")
+}
+
+#[test]
+fn a_transaction_that_is_rolled_back_is_not_published() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        it.outbox.execute(&format!("BEGIN; {}; ROLLBACK", insert("undone")));
+        it.outbox.execute(&format!("BEGIN; {}; COMMIT", insert("done")));
+        assert_eq!(it.published(), ["done"]);
+    });
+}
+
+#[test]
+fn what_a_savepoint_took_back_is_not_published() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        let (one, undone, two) = (insert("1"), insert("undone"), insert("2"));
+        let inner = format!("SAVEPOINT a; {undone}; SAVEPOINT b; {undone}; RELEASE b; ROLLBACK TO a");
+        it.outbox.execute(&format!("BEGIN; {one}; {inner}; SAVEPOINT c; {two}; RELEASE c; COMMIT"));
+        assert_eq!(it.published(), ["1", "2"]);
+    });
+}
+
+#[test]
+fn events_come_in_the_order_of_their_commits() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        let early = it.outbox.database.connect();
+        let statement = format!("BEGIN; {}", insert("written first, committed last"));
+        let early = crate::services::complete(async move {
+            early.batch_execute(&statement).await.expect("the server takes it");
+            early
+        });
+        it.outbox.execute(&insert("written last, committed first"));
+        crate::services::complete(async move { early.batch_execute("COMMIT").await }).expect("the server takes it");
+        assert_eq!(it.published(), ["written last, committed first", "written first, committed last"]);
+    });
+}
+
+#[test]
+fn a_prepared_transaction_is_published_once_it_is_committed() {
+    at_both_ends(|version| {
+        let server = Postgres::start(version, &Settings::default().set("max_prepared_transactions", "10"));
+        let it = AtWork::on(&server);
+        it.outbox.execute(&format!("BEGIN; {}; PREPARE TRANSACTION 'kept'", insert("kept")));
+        it.outbox.execute(&format!("BEGIN; {}; PREPARE TRANSACTION 'dropped'", insert("dropped")));
+        it.outbox.execute(&insert("between"));
+        assert_eq!(it.published(), ["between"]);
+        it.outbox.execute("ROLLBACK PREPARED 'dropped'");
+        it.outbox.execute("COMMIT PREPARED 'kept'");
+        assert_eq!(it.published(), ["between", "kept"]);
+    });
+}
+
+#[test]
+fn a_copy_is_published_row_for_row() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        let program = r"seq 1 1000 | sed ''s/.*/&\tt\tk\t&/''";
+        it.outbox.execute(&format!("COPY outbox FROM PROGRAM '{program}'"));
+        assert_eq!(it.published(), (1..=1000).map(|number| number.to_string()).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_transaction_beyond_every_bound_is_published_in_order_and_costs_no_memory() {
+    at_both_ends(|version| {
+        let mut it = AtWork::on(Postgres::shared(version));
+        it.walpost = {
+            it.walpost.sigterm_and_wait(PATIENCE);
+            it.outbox.relay(&[("WALPOST_LIMITS_IN_FLIGHT_BYTES", "2000000")])
+        };
+        let rows = "SELECT n, 't', 'k', repeat('x', 1000) FROM generate_series(1, 30000) n";
+        it.outbox.execute(&format!("INSERT INTO outbox {rows}"));
+        assert_eq!(it.published(), (1..=30_000).map(|number| number.to_string()).collect::<Vec<_>>());
+        assert!(it.walpost.resident_bytes() < 100 << 20, "{} bytes", it.walpost.resident_bytes());
+    });
+}
+
+#[test]
+fn an_idle_outbox_in_a_busy_server_lets_the_slot_advance() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        let other_database = Postgres::shared(version).database();
+        other_database.execute("CREATE TABLE other (a text)");
+        it.outbox.execute("CREATE TABLE other (a text)");
+        let busy = "INSERT INTO other SELECT repeat('x', 100) FROM generate_series(1, 1000)";
+        for _ in 0..3 {
+            it.outbox.execute(busy);
+            it.outbox.wait_until_confirmed();
+            other_database.execute(busy);
+            it.outbox.wait_until_confirmed();
+        }
+        assert!(it.walpost.metric("walpost_reconnects_total{side=\"replication\"}") < 1.0);
+        assert_eq!(it.published(), [""; 0]);
+    });
+}
+
+#[test]
+fn changes_that_are_no_inserts_are_counted_and_passed_over() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        let topic = outbox.topic("t", 1);
+        // an operator's own publication may publish more than walpost asks for
+        let name = outbox.database.name();
+        outbox
+            .execute(&format!("ALTER TABLE outbox REPLICA IDENTITY FULL; CREATE PUBLICATION {name} FOR TABLE outbox"));
+        let it = AtWork { walpost: outbox.relay(&[]), outbox, topic };
+        it.outbox.execute(&insert("1"));
+        it.outbox.execute("UPDATE outbox SET payload = 'new'");
+        it.outbox.execute("DELETE FROM outbox");
+        it.outbox.execute("TRUNCATE outbox");
+        it.outbox
+            .execute("SELECT pg_logical_emit_message(true, 'app', 'text'), pg_logical_emit_message(false, 'app', '')");
+        it.outbox.execute(&insert("2"));
+        assert_eq!(it.published(), ["1", "2"]);
+        let ignored =
+            |kind| it.walpost.metric(&format!("walpost_ignored_changes_total{{kind=\"{kind}\"}}")).to_string();
+        assert_eq!(["update", "delete", "truncate"].map(ignored), ["1"; 3]);
+    });
+}
+
+#[test]
+fn a_table_may_change_under_the_stream() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        it.outbox.execute(&insert("1"));
+        it.outbox.execute("ALTER TABLE outbox ADD COLUMN further int DEFAULT 7");
+        it.outbox.execute(&insert("2"));
+        it.outbox.execute("ALTER TABLE outbox DROP COLUMN payload, ADD COLUMN payload jsonb");
+        it.outbox.execute("INSERT INTO outbox (payload, key, event_type, id) VALUES ('{\"a\": 1}', 'k', 't', '3')");
+        assert_eq!(it.published(), ["1", "2", "3"]);
+        let records = it.outbox.kafka.read_all(&[&it.topic]);
+        assert_eq!(records[2].value.as_deref(), Some(&b"{\"a\": 1}"[..]));
+    });
+}
+
+#[test]
+fn partitions_are_published_as_their_root() {
+    at_both_ends(|version| {
+        let tables = "CREATE TABLE outbox (id text, event_type text, key text, payload text) PARTITION BY HASH (id);
+            CREATE TABLE p0 (payload text, key text, event_type text, id text);
+            ALTER TABLE outbox ATTACH PARTITION p0 FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+            CREATE TABLE p1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)";
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), tables);
+        let topic = outbox.topic("t", 1);
+        let it = AtWork { walpost: outbox.relay(&[]), outbox, topic };
+        it.outbox.execute("INSERT INTO outbox SELECT n, 't', 'k', n FROM generate_series(1, 20) n");
+        assert_eq!(it.published().into_iter().collect::<BTreeSet<_>>().len(), 20);
+    });
+}
