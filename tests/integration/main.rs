@@ -4,10 +4,12 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod access;
 mod crashes;
 mod delivery;
 mod frost;
 mod ledger;
+mod links;
 mod outbox;
 mod records;
 mod servers;
