@@ -8,6 +8,7 @@ mod access;
 mod crashes;
 mod delivery;
 mod frost;
+mod halts;
 mod ledger;
 mod links;
 mod outbox;
