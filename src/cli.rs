@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Streams a Postgres transactional outbox to Kafka from the write-ahead log.
 ///
-/// Settings come from a TOML file, over it the environment (WALPOST_<SECTION>_<KEY>, PGPASSWORD), over that the flags.
+/// Settings come from a TOML file, over it the environment (`WALPOST_<SECTION>_<KEY>`, `PGPASSWORD`), over that the flags.
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, arg_required_else_help = true, after_help = EXAMPLE)]
 pub struct Cli {
@@ -79,7 +79,15 @@ pub enum Command {
     Status(Report),
     /// The whole story on this machine in under a minute: nothing to configure, nothing left behind
     #[command(after_help = "Example:\n  walpost demo\n  walpost demo --brokers localhost:9092")]
-    Demo,
+    Demo(Demo),
+}
+
+/// Flags of `demo`.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// A process of the demo's own: the shop that it kills
+    #[arg(long, hide = true, num_args = 2, value_names = ["CONNINFO", "TOPIC"])]
+    pub naive_shop: Vec<String>,
 }
 
 /// Flags of `init`.

@@ -1,19 +1,24 @@
 //! The short commands: each does its work once, prints, and says how it went by its exit code.
 
-use std::error::Error;
+use std::{error::Error, fmt::Display, io::Write as _};
 
-use crate::{check, cli::Format, config::Config, init, status_command};
+use crate::{
+    check,
+    cli::{Demo, Format},
+    config::Config,
+    demo, init, status_command,
+};
 
 /// What went wrong; printed with its causes.
 pub type CommandError = Box<dyn Error>;
 
 /// `walpost init`
-pub fn init(config: &Config, print: bool) -> Result<u8, CommandError> {
-    if print {
-        println!("{}", init::print(config));
+pub fn init(config: &Config, only_print: bool) -> Result<u8, CommandError> {
+    if only_print {
+        print(&init::print(config));
         return Ok(0);
     }
-    block_on(init::run(config, |step| println!("{step}")))??;
+    block_on(init::run(config, |step| print(&step)))??;
     Ok(0)
 }
 
@@ -21,8 +26,8 @@ pub fn init(config: &Config, print: bool) -> Result<u8, CommandError> {
 pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
     let report = block_on(check::run(config))?;
     match format {
-        Format::Text => println!("{report}"),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+        Format::Text => print(&report),
+        Format::Json => print(&serde_json::to_string_pretty(&report)?),
     }
     Ok(report.exit_code())
 }
@@ -31,10 +36,24 @@ pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
 pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
     let status = block_on(status_command::run(config))??;
     match format {
-        Format::Text => println!("{status}"),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&status)?),
+        Format::Text => print(&status),
+        Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
     Ok(0)
+}
+
+/// Prints, with one newline at the end. A reader that has gone away (`| head`) is no error.
+fn print(text: &dyn Display) {
+    let text = text.to_string();
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+}
+
+/// `walpost demo`; `brokers` is a real Kafka to show it with.
+pub fn demo(flags: &Demo, brokers: Option<&str>) -> Result<u8, CommandError> {
+    Ok(match (flags.naive_shop.as_slice(), brokers) {
+        ([conninfo, topic], Some(brokers)) => demo::naive_shop(conninfo, brokers, topic)?,
+        _ => demo::run(brokers)?,
+    })
 }
 
 fn block_on<T>(work: impl Future<Output = T>) -> std::io::Result<T> {

@@ -29,6 +29,7 @@ pub mod backoff;
 pub mod check;
 pub mod clock;
 pub mod commands;
+pub mod demo;
 pub mod error;
 pub mod init;
 pub mod observe;

@@ -19,24 +19,32 @@ const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Command::Demo(demo) = &cli.command {
+        // it brings along all that it needs, so no configuration is read
+        return exit(commands::demo(demo, cli.settings.brokers.as_deref()));
+    }
     let (flags, file) = (cli.overrides(), cli.settings.config.as_deref());
     let loaded = match &cli.command {
         Command::Init(init) if init.print => config::load_without_database(file, &flags),
         _ => config::load(file, &flags),
     };
-    ExitCode::from(match loaded {
+    match loaded {
         Err(faults) => {
             eprintln!("walpost: {faults}");
-            MISUSE
+            ExitCode::from(MISUSE)
         }
         Ok(config) => {
             log::init(config.log.format, &config.log.level);
-            dispatch(&cli.command, &config).unwrap_or_else(|error| {
-                eprintln!("walpost: {}", chain(error.as_ref()));
-                FAILED
-            })
+            exit(dispatch(&cli.command, &config))
         }
-    })
+    }
+}
+
+fn exit(outcome: Result<u8, CommandError>) -> ExitCode {
+    ExitCode::from(outcome.unwrap_or_else(|error| {
+        eprintln!("walpost: {}", chain(error.as_ref()));
+        FAILED
+    }))
 }
 
 fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandError> {
@@ -45,6 +53,6 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         Command::Init(init) => commands::init(config, init.print),
         Command::Check(report) => commands::check(config, report.format),
         Command::Status(report) => commands::status(config, report.format),
-        Command::Demo => todo!("comes with its own branch"),
+        Command::Demo(_) => unreachable!("it has been shown before the configuration was read"),
     }
 }

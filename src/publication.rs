@@ -212,7 +212,7 @@ impl PublicationFound {
             "publication {publication} does not publish column {hidden} of {table} (it has a column list, or the column is \
              generated)"
         );
-        fault("columns_hidden", what, again)
+        fault("columns_hidden", what, format!("{again}; instead of a generated column map another one"))
     }
 }
 

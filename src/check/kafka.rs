@@ -17,7 +17,7 @@ use rdkafka::{
 };
 
 use super::Findings;
-use crate::{config::KafkaConfig, sink::kafka::admin_config};
+use crate::{config::KafkaConfig, sink::admin_config};
 
 /// How long the brokers may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);

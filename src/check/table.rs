@@ -188,8 +188,8 @@ fn judge_column(
             format!("ALTER TABLE {table} ALTER COLUMN {quoted} SET NOT NULL"),
         );
     }
-    // from 15 on pg_publication_tables says which columns are published
-    if column.generated && server.major() < 15 {
+    // from 16 on pg_publication_tables leaves those out that are not published
+    if column.generated && server.major() < 16 {
         findings.error(
             "column_generated",
             format!("column {quoted} of {table}, mapped to {role}, is generated"),

@@ -98,7 +98,9 @@ impl ScriptedSource {
             steps.push_back(Step::Begin(tx.commit_lsn));
             for id in &tx.ids {
                 if random.u8(0..8) == 0 {
-                    steps.push_back(Step::Keepalive(tx.commit_lsn, random.bool()));
+                    // a server says at most the commit record's position here; a worse one must do no harm
+                    let wal_end = Lsn(random.u64(tx.commit_lsn.0..=tx.end_lsn.0));
+                    steps.push_back(Step::Keepalive(wal_end, random.bool()));
                 }
                 steps.push_back(Step::Insert(row_of(*id)));
             }

@@ -17,7 +17,6 @@ use std::{
 
 use prometheus::{IntCounter, local::LocalHistogram};
 use rdkafka::{
-    ClientConfig,
     producer::{Producer, PurgeConfig},
     types::RDKafkaErrorCode,
 };
@@ -28,6 +27,7 @@ use super::{
     kafka_error::{self, Verdict},
     produce::{SessionProducer, TopicHandle},
     reports::{Context, Report, Reports},
+    settings::{admin_config, client_config},
     topics::{Creator, TopicState, TopicWatch},
 };
 use crate::{
@@ -208,6 +208,10 @@ impl KafkaSink {
     fn take_reports(&mut self, clock_ahead_us: i64) -> Result<(), SinkError> {
         let mut taken = std::mem::take(&mut self.taken);
         self.reports.take(&mut taken);
+        if taken.is_empty() {
+            self.taken = taken;
+            return Ok(());
+        }
         let mut failure = None;
         for report in taken.drain(..) {
             match report.failure {
@@ -381,62 +385,4 @@ fn poll(producer: Arc<SessionProducer>, stop: Arc<AtomicBool>) -> std::io::Resul
         }
     };
     std::thread::Builder::new().name("kafka-poll".into()).spawn(run).map(|_| ())
-}
-
-/// What walpost sets: first what an operator may change, then what an operator named, then what guards the guarantees.
-fn client_config(config: &KafkaConfig, mode: Mode, client_id: &str) -> ClientConfig {
-    let mut settings = ClientConfig::new();
-    let defaults = [
-        ("client.id", client_id),
-        ("linger.ms", "1"),
-        ("compression.type", "lz4"),
-        // what counts is what the broker counts, after compression; its refusal is final, ours would be a guess
-        ("message.max.bytes", "1000000000"),
-        ("batch.num.messages", "10000"),
-        ("queue.buffering.max.messages", "1000000"),
-        ("queue.buffering.max.kbytes", "2097151"),
-        ("socket.keepalive.enable", "true"),
-        ("socket.timeout.ms", "30000"),
-        ("reconnect.backoff.ms", "20"),
-        ("reconnect.backoff.max.ms", "1000"),
-        ("retry.backoff.max.ms", "1000"),
-        ("topic.metadata.refresh.interval.ms", "60000"),
-        ("allow.auto.create.topics", "false"),
-        ("enable.metrics.push", "false"),
-    ];
-    for (key, value) in defaults {
-        settings.set(key, value);
-    }
-    for (key, value) in &config.properties {
-        settings.set(key, value.expose());
-    }
-    let guards = [
-        ("bootstrap.servers", config.brokers.as_str()),
-        ("enable.idempotence", "true"),
-        ("acks", "all"),
-        ("max.in.flight.requests.per.connection", "5"),
-        ("message.timeout.ms", "0"),
-        ("enable.gapless.guarantee", "true"),
-        ("partitioner", "murmur2_random"),
-    ];
-    for (key, value) in guards {
-        settings.set(key, value);
-    }
-    if mode != Mode::Normal {
-        settings.set("batch.num.messages", "1").set("linger.ms", "0");
-        settings.set("max.in.flight.requests.per.connection", "1");
-    }
-    settings
-}
-
-/// An admin client of the same cluster.
-pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
-    let mut settings = ClientConfig::new();
-    settings.set("bootstrap.servers", &config.brokers).set("log_level", "0");
-    for (key, value) in &config.properties {
-        if key.starts_with("security.") || key.starts_with("sasl.") || key.starts_with("ssl.") {
-            settings.set(key, value.expose());
-        }
-    }
-    settings
 }

@@ -8,12 +8,14 @@ pub mod kafka;
 pub mod kafka_error;
 mod produce;
 mod reports;
+mod settings;
 mod topics;
 
 use std::future::Future;
 
 use crate::{encode::Record, event::Position, lsn::Lsn};
 pub use kafka::{KafkaSink, Mode};
+pub use settings::admin_config;
 
 /// What became of a record that was handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

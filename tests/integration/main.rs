@@ -7,6 +7,8 @@ mod services;
 mod access;
 mod crashes;
 mod delivery;
+mod demo;
+mod deploy;
 mod frost;
 mod halts;
 mod ledger;

@@ -33,6 +33,7 @@ use crate::services::{
     kafka::{self, Kafka},
     postgres::{Postgres, Settings, Stop, Version},
     wait_until,
+    walpost::Walpost,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -171,6 +172,12 @@ fn three_brokers_survive_the_loss_of_one() {
     kafka.nodes()[0].start_again();
     kafka.wait_until_up();
     assert_eq!(kafka.read_all(&["t"]).len(), 10);
+}
+
+#[test]
+fn a_command_is_run_to_its_end() {
+    let ended = Walpost::run_to_end(&["--version"], &[]);
+    assert_eq!((ended.code, ended.output.trim()), (Some(0), concat!("walpost ", env!("CARGO_PKG_VERSION"))));
 }
 
 /// The run that is killed is this very test in a process of its own.

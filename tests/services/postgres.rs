@@ -272,6 +272,12 @@ impl Postgres {
         self.version
     }
 
+    /// A program that came with the server; the fetched servers bring no clients.
+    pub fn program(&self, name: &str) -> PathBuf {
+        // What stands in PATH may be a link to the server's own, or a script around a client.
+        fs::canonicalize(self.bin.join("initdb")).expect("the server was started").with_file_name(name)
+    }
+
     /// The TCP port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port

@@ -11,7 +11,7 @@ use rdkafka::{
     message::Headers,
 };
 
-use super::{complete, kafka::Kafka, wait_until};
+use super::{complete, kafka::Kafka, wait_for, wait_until};
 
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -164,7 +164,9 @@ impl Reader {
         let mut assignment = TopicPartitionList::new();
         let mut unfinished = HashMap::new();
         for topic in topics {
-            for partition in 0..partition_count(&consumer, topic).unwrap_or_else(|| panic!("no topic {topic}")) {
+            // a topic that was made a moment ago may be unknown to the broker that is asked
+            let partitions = wait_for(PATIENCE, &format!("topic {topic}"), || partition_count(&consumer, topic));
+            for partition in 0..partitions {
                 assignment.add_partition_offset(topic, partition, Offset::Beginning).expect("a legal offset");
                 *unfinished.entry(partition).or_default() += 1;
             }

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    path::Path,
     process::{Command, ExitStatus},
     time::Duration,
 };
@@ -44,10 +45,15 @@ impl Walpost {
 
     /// Starts any command.
     pub fn start_with(args: &[&str], env: &[(&str, &str)]) -> Self {
+        Self::start_build(Path::new(TESTED), args, env)
+    }
+
+    /// Starts any command of another build of walpost.
+    pub fn start_build(binary: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
         let named = env.iter().find(|(name, _)| *name == LISTEN).map(|(_, address)| *address);
         let port = |address: &str| address.rsplit(':').next().and_then(|port| port.parse().ok());
         let http_port = named.and_then(port).unwrap_or_else(run::free_port);
-        let mut command = command(args, env);
+        let mut command = command(binary, args, env);
         if named.is_none() {
             command.env(LISTEN, format!("127.0.0.1:{http_port}"));
         }
@@ -66,7 +72,7 @@ impl Walpost {
 
     /// Runs a command to its end.
     pub fn run_to_end(args: &[&str], env: &[(&str, &str)]) -> Ended {
-        let process = Process::start("walpost", &run::folder("walpost"), &mut command(args, env));
+        let process = Process::start("walpost", &run::folder("walpost"), &mut command(Path::new(TESTED), args, env));
         let code = process.wait(PATIENCE).code();
         Ended { code, output: process.log() }
     }
@@ -163,6 +169,9 @@ impl Walpost {
 
 const LISTEN: &str = "WALPOST_HTTP_LISTEN";
 
+/// The build under test.
+const TESTED: &str = env!("CARGO_BIN_EXE_walpost");
+
 /// The variables of [`Walpost::relay`].
 pub fn environment(database: &Database<'_>, kafka: &Kafka) -> Vec<(&'static str, String)> {
     vec![
@@ -174,8 +183,8 @@ pub fn environment(database: &Database<'_>, kafka: &Kafka) -> Vec<(&'static str,
     ]
 }
 
-fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_walpost"));
+fn command(binary: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(binary);
     command.args(args).env_clear().env("PATH", "/usr/bin:/bin").envs(env.iter().copied());
     command
 }

@@ -1,0 +1,110 @@
+//! A build of walpost with its settings, and what a run of it costs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    PATIENCE, Servers,
+    backlog::Backlog,
+    services::{walpost, walpost::Walpost},
+};
+
+/// Ticks of `/proc/<pid>/stat` per second; Linux shows this number to every program.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// What is measured: `NAME=BINARY[,VARIABLE=VALUE…]` on the command line.
+#[derive(Debug)]
+pub struct Candidate {
+    /// What tables call it.
+    pub name: String,
+    binary: PathBuf,
+    environment: Vec<(String, String)>,
+}
+
+impl Candidate {
+    /// Understands the command line.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (name, rest) = text.split_once('=')?;
+        let mut parts = rest.split(',');
+        let binary = fs::canonicalize(parts.next()?).ok()?;
+        let variable = |part: &str| part.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Some(Self { name: name.to_owned(), binary, environment: parts.map(variable).collect::<Option<_>>()? })
+    }
+
+    /// What `cargo build --release` made, with the defaults.
+    pub fn release_build() -> Self {
+        let debug_build = Path::new(env!("CARGO_BIN_EXE_walpost"));
+        let target = debug_build.ancestors().nth(2).expect("<target>/<profile>/walpost");
+        let binary = target.join("release/walpost");
+        assert!(binary.exists(), "no {}: cargo build --release", binary.display());
+        Self { name: "walpost".to_owned(), binary, environment: Vec::new() }
+    }
+
+    /// Starts it from a slot of the backlog's table to the topics `<prefix>.<aggregatetype>`.
+    pub fn start(&self, servers: &Servers, backlog: &Backlog<'_>, slot: &str, prefix: &str) -> Relay {
+        let mut environment: Vec<(String, String)> = walpost::environment(&backlog.database, &servers.kafka)
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        let own = [
+            ("WALPOST_POSTGRES_SLOT", slot),
+            ("WALPOST_ROUTE_TOPIC", &format!("{prefix}.{{aggregatetype}}")),
+            ("WALPOST_OUTBOX_COLUMNS_EVENT_TYPE", "type"),
+            ("WALPOST_OUTBOX_COLUMNS_KEY", "aggregateid"),
+        ];
+        environment.retain(|(name, _)| own.iter().all(|(other, _)| other != name));
+        environment.extend(own.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        environment.extend(self.environment.iter().cloned());
+        let environment: Vec<(&str, &str)> =
+            environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let wall = SystemTime::now();
+        let walpost = Walpost::start_build(&self.binary, &["run"], &environment);
+        Relay { walpost, wall }
+    }
+}
+
+/// A running candidate.
+pub struct Relay {
+    /// The process.
+    pub walpost: Walpost,
+    /// When it was started, by the clock that the broker stamps with.
+    pub wall: SystemTime,
+}
+
+impl Relay {
+    /// CPU time of all its threads so far.
+    pub fn cpu(&self) -> Duration {
+        cpu(self.walpost.process().pid())
+    }
+
+    /// The most memory that was ever resident, in MB.
+    pub fn peak_mb(&self) -> f64 {
+        let path = format!("/proc/{}/status", self.walpost.process().pid());
+        let status = fs::read_to_string(path).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a living process has memory");
+        line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number of kB") * 1024.0 / 1e6
+    }
+
+    /// Fails when the process has ended.
+    pub fn assert_alive(&self) {
+        assert!(self.walpost.process().exit_status().is_none(), "walpost ended:\n{}", self.walpost.log());
+    }
+
+    /// Ends it as an operator would.
+    pub fn stop(self) {
+        let code = self.walpost.sigterm_and_wait(PATIENCE);
+        assert_eq!(code, Some(0), "walpost did not stop cleanly:\n{}", self.walpost.log());
+    }
+}
+
+/// User and system time of a process.
+pub fn cpu(pid: i32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a living process");
+    // the name before them stands in parentheses
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number of ticks")).sum();
+    Duration::from_secs_f64(ticks / TICKS_PER_SECOND)
+}
