@@ -8,6 +8,7 @@ mod access;
 mod crashes;
 mod delivery;
 mod demo;
+mod denied;
 mod deploy;
 mod frost;
 mod halts;
