@@ -4,12 +4,16 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod access;
 mod crashes;
 mod delivery;
 mod demo;
+mod denied;
 mod deploy;
 mod frost;
+mod halts;
 mod ledger;
+mod links;
 mod outbox;
 mod records;
 mod servers;
