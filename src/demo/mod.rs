@@ -177,6 +177,7 @@ impl Stage {
         let (notes, inbox) = unbounded_channel();
         let (tell, tally) = watch::channel(Tally::default());
         let topics = EVENT_TYPES.map(|event_type| broker.topic(event_type));
+        let screen = screen.with_topics(&topics);
         let audience = Audience::start(Reader::new(broker, &topics)?, notes.clone())?;
         let book = tokio::spawn(Book::keep(inbox, tell, screen));
         Ok(Self { screen, superuser, recipe, tally, book, audience, notes })

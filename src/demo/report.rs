@@ -15,6 +15,7 @@ use super::judge::{Latency, Verdict, Written};
 pub struct Screen {
     colour: bool,
     began: Instant,
+    topic_width: usize,
 }
 
 /// How a piece of text stands out.
@@ -31,7 +32,12 @@ impl Screen {
     pub fn new() -> Self {
         let objection = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_none_or(|terminal| terminal == "dumb");
-        Self { colour: io::stdout().is_terminal() && !objection && !dumb, began: Instant::now() }
+        Self { colour: io::stdout().is_terminal() && !objection && !dumb, began: Instant::now(), topic_width: 0 }
+    }
+
+    /// Makes room for these topics.
+    pub fn with_topics(self, topics: &[String]) -> Self {
+        Self { topic_width: topics.iter().map(String::len).max().unwrap_or(0), ..self }
     }
 
     /// A heading.
@@ -47,14 +53,15 @@ impl Screen {
 
     /// The heading of events.
     pub fn event_heading(self) {
-        let text = format!("   {:>8} {:<28} {:<13} {:>18}", "", "topic", "key", "COMMIT to consumer");
+        let text = format!("   {:>8} {:<2$}   key           COMMIT to consumer", "", "topic", self.topic_width);
         line(&self.styled(Style::Dim, &text));
     }
 
     /// An event that has arrived.
     pub fn event(self, event: &Written, wait: Duration) {
         let (clock, wait) = (self.clock(), millis(wait));
-        line(&format!("   {clock} {:<28} {:<13} {wait:>18}", event.topic, event.key));
+        let Written { topic, key, .. } = event;
+        line(&format!("   {clock} {topic:<width$}   {key:<13} {wait:>18}", width = self.topic_width));
     }
 
     /// The table at the end.
