@@ -47,17 +47,20 @@ impl Servers {
 /// What the command line asks for.
 struct Request {
     what: String,
+    /// Of the drains, only the one with so many rows a transaction.
+    rows: Option<u64>,
     rounds: usize,
     candidates: Vec<Candidate>,
 }
 
 impl Request {
     fn parse(arguments: impl Iterator<Item = String>) -> Option<Self> {
-        let mut request = Self { what: "all".to_owned(), rounds: 3, candidates: Vec::new() };
+        let mut request = Self { what: "all".to_owned(), rows: None, rounds: 3, candidates: Vec::new() };
         let mut arguments = arguments.filter(|argument| argument != "--bench"); // cargo adds it
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "drain" | "latency" | "start" | "all" => request.what = argument,
+                "--rows" => request.rows = Some(arguments.next()?.parse().ok()?),
                 "--rounds" => request.rounds = arguments.next()?.parse().ok().filter(|rounds| *rounds > 0)?,
                 _ => request.candidates.push(Candidate::parse(&argument)?),
             }
@@ -75,14 +78,14 @@ impl Request {
 
 fn main() -> ExitCode {
     let Some(request) = Request::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: [drain|latency|start|all] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]...");
+        eprintln!("usage: [drain|latency|start|all] [--rows N] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]...");
         return ExitCode::from(2);
     };
     println!("machine: {}", verdict::machine());
     let servers = Servers::start();
     let mut verdicts: Vec<Verdict> = Vec::new();
     if request.wants("drain") {
-        verdicts.extend(drain::measure(&servers, &request.candidates, request.rounds));
+        verdicts.extend(drain::measure(&servers, &request.candidates, request.rounds, request.rows));
     }
     if request.wants("latency") {
         verdicts.extend(latency::measure(&servers, &request.candidates, request.rounds));
