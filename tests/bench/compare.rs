@@ -2,6 +2,12 @@
 //!
 //! What is compared alternates, so that a machine's bad minute hits all of it; ratios are taken within a round, and of the
 //! rounds the median counts. `docs/benchmarks.md` says what is measured and how.
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "figures for people: no digit that matters is lost"
+)]
 
 #[expect(dead_code, reason = "each user of the services needs a part of them")]
 #[path = "../services/mod.rs"]
