@@ -8,11 +8,12 @@ use crate::{
     ledger::{EVENT_TYPE, TABLE, Verdict, Writers},
     outbox::{Outbox, PATIENCE, at_both_ends, deliveries},
     services::{
-        kafka::{self, Kafka},
+        kafka::Kafka,
         postgres::{Postgres, Version},
         wait_until,
         walpost::Walpost,
     },
+    victim::victim,
 };
 
 #[test]
@@ -39,9 +40,9 @@ fn nothing_is_lost_when_walpost_is_killed_again_and_again() {
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
         let topic = outbox.topic(EVENT_TYPE, 3);
         let mut walpost = outbox.relay(&[]);
-        let writers = Writers::start(&outbox, 4);
+        let writers = Writers::start(&outbox, 3);
         for _ in 0..6 {
-            wait_until_published(&walpost, &topic, fastrand::u32(1..400));
+            wait_until_published(&walpost, &topic, fastrand::u32(1..300));
             walpost.kill9();
             walpost = outbox.relay(&[]);
         }
@@ -56,7 +57,7 @@ fn nothing_is_lost_when_walpost_is_killed_again_and_again() {
 
 #[test]
 fn killed_while_the_broker_is_frozen_everything_arrives_after_both_are_back() {
-    let kafka = Kafka::start(&kafka::Settings::default());
+    let kafka = victim();
     let outboxes = [Version::NEWEST, Version::OLDEST].map(|version| {
         let outbox = Outbox::with(Postgres::shared(version), &kafka, TABLE);
         let topic = outbox.topic(EVENT_TYPE, 3);

@@ -9,19 +9,16 @@ use crate::{
     ledger::TABLE,
     outbox::{Outbox, PATIENCE},
     services::{
-        kafka::{Kafka, Settings},
+        kafka::Kafka,
         postgres::{Postgres, Version},
         wait_until,
     },
+    victim::victim,
 };
 
 #[test]
 fn events_for_a_topic_that_denies_writing_are_held_until_it_allows_it() {
-    // whoever has no ACL may do everything: the test as well
-    let settings = Settings::default()
-        .set("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer")
-        .set("allow.everyone.if.no.acl.found", "true");
-    let kafka = Kafka::start(&settings);
+    let kafka = victim();
     let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
     let topic = outbox.topic("t", 1);
     let walpost = outbox.relay(&[]);

@@ -16,6 +16,7 @@ use crate::{
         wait_for, wait_until,
         walpost::Walpost,
     },
+    victim::victim,
 };
 
 #[test]
@@ -46,7 +47,8 @@ fn an_sql_link_that_is_terminated_is_replaced_beside_the_stream() {
         walpost.wait_until_ready(PATIENCE);
         let links = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
             AND backend_type = 'client backend'";
-        // those that a start needs are gone after a moment
+        // the monitor's, once it has looked; those that a start needs are gone after a moment
+        wait_until(PATIENCE, "a first look", || walpost.status()["current_wal_lsn"].is_string());
         outbox.wait_until_true(PATIENCE, &format!("(SELECT count(*) {links}) = 1"));
         outbox.execute(&format!("SELECT pg_terminate_backend(pid) {links}"));
         let sql_reconnects = "walpost_reconnects_total{side=\"sql\"}";
@@ -100,7 +102,7 @@ fn a_fast_stop_takes_a_moment_when_everything_is_confirmed() {
 #[test]
 fn a_fast_stop_waits_only_seconds_for_kafka() {
     const EVENTS: u32 = 1000;
-    let kafka = Kafka::start(&kafka::Settings::default());
+    let kafka = victim();
     let servers = [Version::NEWEST, Version::OLDEST].map(|version| Postgres::start(version, &Settings::default()));
     let at_work = |server, env| {
         let outbox = Outbox::with(server, &kafka, TABLE);
@@ -180,22 +182,40 @@ fn a_link_that_is_silent_is_given_up_and_replaced() {
 
 #[test]
 fn brokers_that_are_away_are_waited_for() {
-    let kafka = Kafka::start(&kafka::Settings::default());
+    let kafka = victim();
     let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
     let topic = outbox.topic("t", 1);
     kafka.kill();
     let walpost = outbox.relay(&[]);
     for numbers in [0..10, 10..20] {
+        kafka.kill(); // the second time, under way
         insert_one_by_one(&outbox, numbers);
         claim_waiting_without_noise(&walpost, "kafka:");
         kafka.start_again();
         walpost.wait_until_ready(PATIENCE);
         outbox.wait_until_confirmed();
-        kafka.kill();
     }
-    kafka.start_again();
     let delivered = deliveries(&kafka.read_all(&[&topic]));
     assert_eq!((delivered.len(), delivered.values().max()), (20, Some(&1)));
+}
+
+#[test]
+fn a_broker_of_three_may_die_amid_writers() {
+    // noticed within seconds
+    let settings = kafka::Settings::default().nodes(3).set("min.insync.replicas", "2");
+    let settings = settings.set("broker.session.timeout.ms", "3000").set("broker.heartbeat.interval.ms", "500");
+    let kafka = Kafka::start(&settings);
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topic = outbox.topic(EVENT_TYPE, 6);
+    let _walpost = outbox.relay(&[]);
+    let writers = Writers::start(&outbox, 3);
+    outbox.wait_until_confirmed();
+    kafka.nodes()[0].kill();
+    // a third of the partitions have lost their leader
+    outbox.wait_until_confirmed();
+    let committed = writers.stop();
+    outbox.wait_until_confirmed();
+    assert_eq!(Verdict::on(&kafka.read_all(&[&topic]), &committed), Verdict::default());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod services;
 
 mod access;
+mod catalog;
 mod crashes;
 mod delivery;
 mod demo;
@@ -18,3 +19,4 @@ mod outbox;
 mod records;
 mod servers;
 mod stream;
+mod victim;
