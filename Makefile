@@ -27,6 +27,7 @@ bench: ## Measure against pg_recvlogical, real Postgres and real Kafka
 	@tests/services/setup.sh test
 	@tests/services/fetch.sh >/dev/null
 	tests/bench/run.sh
+	cargo bench --bench stages
 
 fmt: ## Format the code
 	cargo fmt

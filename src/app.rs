@@ -57,7 +57,9 @@ pub struct Shared {
 
 /// Waits between tries to reach Postgres; the first is short, since most losses are short.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// A standby asks for the slot this often, so that it takes over soon after the holder's death.
+const STANDBY_WAIT: Duration = Duration::from_secs(1);
 /// The shortest wait where somebody has to mend something.
 const SLOW_WAIT: Duration = Duration::from_secs(2);
 /// A session that lasted this long was progress.
@@ -224,6 +226,9 @@ impl Supervisor {
         }
         let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));
         let mut wait = backoff.next_wait();
+        if slot_is_taken(error) {
+            wait = wait.min(STANDBY_WAIT);
+        }
         if !hint.is_empty() {
             wait = wait.max(SLOW_WAIT);
         }
@@ -246,6 +251,10 @@ impl Supervisor {
             _ => self.mode = Mode::Normal,
         }
     }
+}
+
+fn slot_is_taken(error: &SessionError) -> bool {
+    matches!(error, SessionError::Source(SourceError::Server(error)) if error.code == "55006")
 }
 
 fn part(error: &SessionError) -> Part {

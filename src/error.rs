@@ -57,6 +57,13 @@ fn judge_prepare(error: &InitError) -> Verdict {
     };
     match error {
         InitError::Sql(error) => by_code(error.code()),
+        InitError::Statement { source, .. } | InitError::Slot(CreateError::Sql(source))
+            if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
+        {
+            Verdict::Halt(
+                "run `walpost init` once as the table's owner, or grant what is denied: `walpost init --print` lists it",
+            )
+        }
         InitError::Statement { source, .. } | InitError::Slot(CreateError::Sql(source)) => by_code(source.code()),
         InitError::Slot(CreateError::Source(error)) => judge_source(error),
         InitError::Slot(CreateError::OlderRows { .. }) => {

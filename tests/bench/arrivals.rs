@@ -7,7 +7,12 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
 };
 
-use crate::{PATIENCE, Servers, backlog::TYPES, candidate::Relay, services::wait_until};
+use crate::{
+    PATIENCE, Servers,
+    backlog::TYPES,
+    candidate::Relay,
+    services::{wait_for, wait_until},
+};
 
 /// Partitions of each topic.
 const PARTITIONS: i32 = 3;
@@ -78,7 +83,9 @@ impl Arrivals {
     }
 
     fn high(&self, topic: &str, partition: i32) -> i64 {
-        let marks = self.consumer.fetch_watermarks(topic, partition, PATIENCE);
-        marks.unwrap_or_else(|error| panic!("watermarks of {topic}/{partition}: {error}")).1
+        // a new topic's leaders take their seats a moment after it is known
+        wait_for(PATIENCE, "the watermarks of a partition", || {
+            self.consumer.fetch_watermarks(topic, partition, PATIENCE).ok().map(|(_, high)| high)
+        })
     }
 }

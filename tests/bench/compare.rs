@@ -2,6 +2,12 @@
 //!
 //! What is compared alternates, so that a machine's bad minute hits all of it; ratios are taken within a round, and of the
 //! rounds the median counts. `docs/benchmarks.md` says what is measured and how.
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "figures for people: no digit that matters is lost"
+)]
 
 #[expect(dead_code, reason = "each user of the services needs a part of them")]
 #[path = "../services/mod.rs"]
@@ -47,17 +53,20 @@ impl Servers {
 /// What the command line asks for.
 struct Request {
     what: String,
+    /// Of the drains, only the one with so many rows a transaction.
+    rows: Option<u64>,
     rounds: usize,
     candidates: Vec<Candidate>,
 }
 
 impl Request {
     fn parse(arguments: impl Iterator<Item = String>) -> Option<Self> {
-        let mut request = Self { what: "all".to_owned(), rounds: 3, candidates: Vec::new() };
+        let mut request = Self { what: "all".to_owned(), rows: None, rounds: 3, candidates: Vec::new() };
         let mut arguments = arguments.filter(|argument| argument != "--bench"); // cargo adds it
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "drain" | "latency" | "start" | "all" => request.what = argument,
+                "--rows" => request.rows = Some(arguments.next()?.parse().ok()?),
                 "--rounds" => request.rounds = arguments.next()?.parse().ok().filter(|rounds| *rounds > 0)?,
                 _ => request.candidates.push(Candidate::parse(&argument)?),
             }
@@ -75,14 +84,14 @@ impl Request {
 
 fn main() -> ExitCode {
     let Some(request) = Request::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: [drain|latency|start|all] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]...");
+        eprintln!("usage: [drain|latency|start|all] [--rows N] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]...");
         return ExitCode::from(2);
     };
     println!("machine: {}", verdict::machine());
     let servers = Servers::start();
     let mut verdicts: Vec<Verdict> = Vec::new();
     if request.wants("drain") {
-        verdicts.extend(drain::measure(&servers, &request.candidates, request.rounds));
+        verdicts.extend(drain::measure(&servers, &request.candidates, request.rounds, request.rows));
     }
     if request.wants("latency") {
         verdicts.extend(latency::measure(&servers, &request.candidates, request.rounds));

@@ -41,9 +41,10 @@ struct Drained {
     ratio: f64,
 }
 
-/// Measures all shapes.
-pub fn measure(servers: &Servers, candidates: &[Candidate], rounds: usize) -> Vec<Verdict> {
-    SHAPES.iter().flat_map(|shape| measure_shape(servers, candidates, rounds, shape)).collect()
+/// Measures all shapes, or the one with so many rows a transaction.
+pub fn measure(servers: &Servers, candidates: &[Candidate], rounds: usize, rows: Option<u64>) -> Vec<Verdict> {
+    let wanted = SHAPES.iter().filter(|shape| rows.is_none_or(|rows| shape.per_transaction == rows));
+    wanted.flat_map(|shape| measure_shape(servers, candidates, rounds, shape)).collect()
 }
 
 fn measure_shape(servers: &Servers, candidates: &[Candidate], rounds: usize, shape: &Shape) -> Vec<Verdict> {

@@ -91,7 +91,7 @@ fn run(servers: &Servers, candidate: &Candidate, duration: Duration) -> Latency 
         writers.into_iter().map(|writer| writer.join().expect("a writer that does not fail")).sum()
     });
     let elapsed = began.elapsed().as_secs_f64();
-    let cpu = relay.cpu() - cpu;
+    let cpu = relay.cpu().saturating_sub(cpu);
     arrivals.wait_for(sent, Duration::from_millis(100), &relay);
     let mut latencies = Vec::new();
     arrivals.read(i64::MAX, |timestamp_ms, payload| latencies.push(timestamp_ms as f64 - inserted_ms(payload)));

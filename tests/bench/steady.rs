@@ -16,10 +16,10 @@ use walpost::{
 
 /// Events of a transaction.
 pub const PER_TRANSACTION: u64 = 100;
-/// Records between the tracker's two ends.
-const IN_FLIGHT: u64 = 5_000;
+/// Records between the tracker's two ends, and so of a [`Flight::round`].
+pub const IN_FLIGHT: u64 = 5_000;
 /// Delivery reports come partition by partition.
-const PARTITIONS: u64 = 9;
+const PARTITIONS: usize = 9;
 const COMMIT_US: i64 = 1_700_000_000_000_000;
 const OID: u32 = 16_384;
 
@@ -33,7 +33,8 @@ impl Transaction {
     pub fn new() -> Self {
         let mut messages = vec![[&b"B"[..], &0x16B_3748_u64.to_be_bytes(), &[0; 8], &[0; 4]].concat()];
         messages.extend((0..PER_TRANSACTION).map(insert));
-        messages.push([&b"C"[..], &[0], &0x16B_3748_u64.to_be_bytes(), &0x16B_3778_u64.to_be_bytes(), &[0; 8]].concat());
+        messages
+            .push([&b"C"[..], &[0], &0x16B_3748_u64.to_be_bytes(), &0x16B_3778_u64.to_be_bytes(), &[0; 8]].concat());
         Self { messages }
     }
 
@@ -42,7 +43,8 @@ impl Transaction {
         for bytes in &self.messages {
             let message = pgoutput::parse(black_box(bytes)).expect("a legal message");
             if let Message::Insert { row, .. } = message {
-                let bytes: usize = row.cells().map(|cell| if let Cell::Text(text) = cell { text.len() } else { 0 }).sum();
+                let bytes: usize =
+                    row.cells().map(|cell| if let Cell::Text(text) = cell { text.len() } else { 0 }).sum();
                 black_box(bytes);
             }
         }
@@ -79,8 +81,14 @@ pub struct Stages {
 impl Stages {
     /// Bound to the table of [`Transaction`].
     pub fn new() -> Self {
-        let columns =
-            [("id", 2950), ("aggregatetype", 25), ("aggregateid", 25), ("type", 25), ("payload", 3802), ("created_at", 1184)];
+        let columns = [
+            ("id", 2950),
+            ("aggregatetype", 25),
+            ("aggregateid", 25),
+            ("type", 25),
+            ("payload", 3802),
+            ("created_at", 1184),
+        ];
         let columns = columns.map(|(name, type_oid)| Column { name: name.to_owned(), type_oid });
         let (schema, table) = ("public".to_owned(), "outbox".to_owned());
         let relation = Relation { oid: OID, schema: schema.clone(), table: table.clone(), columns: columns.to_vec() };
@@ -130,11 +138,10 @@ impl Stages {
 impl Transaction {
     /// Its rows, parsed.
     pub fn rows(&self) -> Vec<pgoutput::Row<'_>> {
-        let row = |bytes: &Vec<u8>| match pgoutput::parse(bytes) {
-            Ok(Message::Insert { row, .. }) => Some(pgoutput::Row::clone(&row)),
-            _ => None,
-        };
-        self.messages.iter().filter_map(row).collect()
+        let parsed = self.messages.iter().map(|bytes| pgoutput::parse(bytes).expect("a legal message"));
+        let rows =
+            parsed.filter_map(|message| if let Message::Insert { row, .. } = message { Some(row) } else { None });
+        rows.collect()
     }
 }
 
@@ -153,11 +160,6 @@ impl Flight {
         Self { tracker, tickets: Vec::new(), end: Lsn(1) }
     }
 
-    /// How many records a [`Self::round`] tracks and completes.
-    pub fn records(&self) -> u64 {
-        IN_FLIGHT
-    }
-
     /// Tracks and seals until the load is in flight, then completes it partition by partition.
     pub fn round(&mut self) {
         self.tickets.clear();
@@ -170,7 +172,7 @@ impl Flight {
             }
         }
         for partition in 0..PARTITIONS {
-            for ticket in self.tickets.iter().skip(partition as usize).step_by(PARTITIONS as usize) {
+            for ticket in self.tickets.iter().skip(partition).step_by(PARTITIONS) {
                 black_box(self.tracker.complete(*ticket));
             }
         }

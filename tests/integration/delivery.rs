@@ -108,11 +108,11 @@ fn a_transaction_beyond_every_bound_is_published_in_order_and_costs_no_memory() 
         let mut it = AtWork::on(Postgres::shared(version));
         it.walpost = {
             it.walpost.sigterm_and_wait(PATIENCE);
-            it.outbox.relay(&[("WALPOST_LIMITS_IN_FLIGHT_BYTES", "2000000")])
+            it.outbox.relay(&[("WALPOST_LIMITS_IN_FLIGHT_BYTES", "1000000")])
         };
-        let rows = "SELECT n, 't', 'k', repeat('x', 1000) FROM generate_series(1, 30000) n";
+        let rows = "SELECT n, 't', 'k', repeat('x', 1000) FROM generate_series(1, 15000) n";
         it.outbox.execute(&format!("INSERT INTO outbox {rows}"));
-        assert_eq!(it.published(), (1..=30_000).map(|number| number.to_string()).collect::<Vec<_>>());
+        assert_eq!(it.published(), (1..=15_000).map(|number| number.to_string()).collect::<Vec<_>>());
         assert!(it.walpost.resident_bytes() < 100 << 20, "{} bytes", it.walpost.resident_bytes());
     });
 }

@@ -6,17 +6,20 @@ use crate::{
     ledger::TABLE,
     outbox::{Outbox, PATIENCE, deliveries, lsn, stays},
     services::{
-        kafka::{self, Kafka},
+        kafka::Kafka,
         postgres::{Postgres, Version},
         wait_until,
         walpost::Walpost,
     },
+    victim::victim,
 };
 
-/// More than the 15 s after which the server gives a silent walpost up.
+/// More than the 15 s after which the server gives a silent walpost up, and more than two of its keepalives.
 const FROST: Duration = Duration::from_secs(18);
+/// More than fits in flight.
+const FLOOD: u32 = 30_000;
 
-/// An outbox whose walpost has delivered its first event: `warm`.
+/// An outbox whose walpost has delivered its first event.
 struct Warm<'a> {
     outbox: Outbox<'a>,
     walpost: Walpost,
@@ -24,18 +27,13 @@ struct Warm<'a> {
 }
 
 impl<'a> Warm<'a> {
-    /// One of the newest and one of the oldest major, then the broker stands still.
-    fn at_both_ends_then_freeze(kafka: &'a Kafka) -> [Self; 2] {
-        let warm = [Version::NEWEST, Version::OLDEST].map(|version| {
-            let outbox = Outbox::with(Postgres::shared(version), kafka, TABLE);
-            let topic = outbox.topic("t", 3);
-            let walpost = outbox.relay(&[]);
-            outbox.execute("INSERT INTO outbox VALUES ('warm', 't', 'k', NULL)");
-            outbox.wait_until_confirmed();
-            Self { outbox, walpost, topic }
-        });
-        kafka.freeze();
-        warm
+    fn new(version: Version, kafka: &'a Kafka) -> Self {
+        let outbox = Outbox::with(Postgres::shared(version), kafka, TABLE);
+        let topic = outbox.topic("t", 3);
+        let walpost = outbox.relay(&[]);
+        outbox.execute("INSERT INTO outbox VALUES ('warm', 't', 'k', NULL)");
+        outbox.wait_until_confirmed();
+        Self { outbox, walpost, topic }
     }
 
     fn in_flight(&self) -> f64 {
@@ -43,41 +41,45 @@ impl<'a> Warm<'a> {
     }
 }
 
+/// Two on each server: one reaches its bound and reads no more, the other reads on with an event in flight.
 #[test]
-fn a_frozen_broker_costs_neither_memory_nor_the_replication_connection() {
-    let kafka = Kafka::start(&kafka::Settings::default());
-    let sides = Warm::at_both_ends_then_freeze(&kafka);
+fn a_frozen_broker_costs_neither_memory_nor_the_connection_and_nothing_is_confirmed() {
+    let kafka = victim();
+    let flooded = [Version::NEWEST, Version::OLDEST].map(|version| Warm::new(version, &kafka));
+    let trickling = [Version::NEWEST, Version::OLDEST].map(|version| Warm::new(version, &kafka));
+    kafka.freeze();
     thread::scope(|scope| {
-        for side in &sides {
-            scope.spawn(|| claim_calm_while_frozen(side));
+        for (flooded, trickling) in flooded.iter().zip(&trickling) {
+            scope.spawn(|| claim_calm_when_flooded(flooded));
+            scope.spawn(|| claim_that_unrelated_writes_confirm_nothing(trickling));
         }
     });
     kafka.thaw();
-    for Warm { outbox, walpost, topic } in &sides {
-        outbox.wait_until_confirmed();
-        let delivered = deliveries(&kafka.read_all(&[topic]));
-        let expected: BTreeSet<_> = (0..=40_000).map(|number| number.to_string()).chain(["warm".to_owned()]).collect();
+    for (side, last) in flooded.iter().zip([FLOOD; 2]).chain(trickling.iter().zip([0; 2])) {
+        side.outbox.wait_until_confirmed();
+        let delivered = deliveries(&kafka.read_all(&[&side.topic]));
+        let expected: BTreeSet<_> = (0..=last).map(|number| number.to_string()).chain(["warm".to_owned()]).collect();
         assert_eq!(delivered.values().max(), Some(&1), "something was sent twice");
         assert_eq!(delivered.into_keys().collect::<BTreeSet<_>>(), expected);
-        assert!(walpost.metric("walpost_reconnects_total{side=\"replication\"}") < 1.0);
+        assert!(side.walpost.metric("walpost_reconnects_total{side=\"replication\"}") < 1.0);
     }
 }
 
-fn claim_calm_while_frozen(side: &Warm<'_>) {
+fn claim_calm_when_flooded(side: &Warm<'_>) {
     const MEGABYTE: u64 = 1024 * 1024;
     let Warm { outbox, walpost, .. } = side;
     let walsender = outbox.walsender();
     assert!(walsender.is_some());
     outbox.execute("INSERT INTO outbox VALUES ('0', 't', 'k', NULL)");
     let after_first = outbox.wal_end();
-    outbox.execute(
+    outbox.execute(&format!(
         "DO $$ BEGIN
-           FOR n IN 1..40000 LOOP
+           FOR n IN 1..{FLOOD} LOOP
              INSERT INTO outbox VALUES (n, 't', n % 100, repeat('x', 300));
              IF n % 100 = 0 THEN COMMIT; END IF;
            END LOOP;
-         END $$",
-    );
+         END $$"
+    ));
     wait_until(PATIENCE, "the in-flight bound is reached", || side.in_flight() >= 20_000.0);
     let memory = walpost.resident_bytes();
     stays(FROST, "one connection, nothing confirmed, no more memory", || {
@@ -86,34 +88,22 @@ fn claim_calm_while_frozen(side: &Warm<'_>) {
             && walpost.resident_bytes() < memory + 8 * MEGABYTE
     });
     assert!(side.in_flight() <= 20_000.0);
-    assert_eq!(walpost.get("/readyz").status, 503);
-    assert!(walpost.get("/readyz").body.contains("kafka"), "{}", walpost.get("/readyz").body);
+    let answer = walpost.get("/readyz");
+    assert_eq!(answer.status, 503);
+    assert!(answer.body.contains("kafka"), "{}", answer.body);
 }
 
-/// Keepalives come at least every 7.5 s: half of the `wal_sender_timeout` that walpost sets.
-#[test]
-fn keepalives_and_unrelated_writes_confirm_nothing_while_an_event_is_in_flight() {
-    let kafka = Kafka::start(&kafka::Settings::default());
-    let sides = Warm::at_both_ends_then_freeze(&kafka);
-    thread::scope(|scope| {
-        for Warm { outbox, walpost, .. } in &sides {
-            scope.spawn(move || {
-                outbox.execute("CREATE TABLE other (a int)");
-                outbox.execute("INSERT INTO outbox VALUES ('0', 't', 'k', NULL)");
-                let after_first = outbox.wal_end();
-                stays(Duration::from_secs(9), "the slot stands before the event", || {
-                    outbox.execute("INSERT INTO other VALUES (1)");
-                    outbox.confirmed() < after_first
-                });
-                let status = walpost.status();
-                let received = lsn(status["received_lsn"].as_str().expect("it has received something"));
-                assert!(received > after_first, "the stream went on meanwhile");
-            });
-        }
+fn claim_that_unrelated_writes_confirm_nothing(side: &Warm<'_>) {
+    let Warm { outbox, walpost, .. } = side;
+    let walsender = outbox.walsender();
+    outbox.execute("CREATE TABLE other (a int)");
+    outbox.execute("INSERT INTO outbox VALUES ('0', 't', 'k', NULL)");
+    let after_first = outbox.wal_end();
+    stays(FROST, "the slot stands before the event", || {
+        outbox.execute("INSERT INTO other VALUES (1)");
+        outbox.walsender() == walsender && outbox.confirmed() < after_first
     });
-    kafka.thaw();
-    for Warm { outbox, topic, .. } in &sides {
-        outbox.wait_until_confirmed();
-        assert_eq!(deliveries(&kafka.read_all(&[topic])).get("0"), Some(&1));
-    }
+    let status = walpost.status();
+    let received = lsn(status["received_lsn"].as_str().expect("it has received something"));
+    assert!(received > after_first, "the stream went on meanwhile");
 }

@@ -4,13 +4,19 @@
 #[path = "../services/mod.rs"]
 mod services;
 
+mod access;
+mod catalog;
 mod crashes;
 mod delivery;
 mod demo;
+mod denied;
 mod deploy;
 mod frost;
+mod halts;
 mod ledger;
+mod links;
 mod outbox;
 mod records;
 mod servers;
 mod stream;
+mod victim;

@@ -281,6 +281,19 @@ fn members_of_headers_keep_order_and_type() {
 }
 
 #[test]
+fn a_payload_of_some_megabytes_passes() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), &table("text"));
+        let topic = outbox.topic_name("t");
+        outbox.kafka.create_topic(&topic, 1, &[("max.message.bytes", "20000000")]);
+        let _walpost = outbox.relay(&[]);
+        outbox.execute("INSERT INTO outbox VALUES (1, 't', 'k', repeat('0123456789', 500000))");
+        let records = outbox.kafka.read_until(&[&topic], PATIENCE, |records| !records.is_empty());
+        assert!(records[0].value.as_deref() == Some("0123456789".repeat(500_000).as_bytes()));
+    });
+}
+
+#[test]
 fn names_that_need_quotes_are_found() {
     let tables = r#"CREATE SCHEMA "My.Schema"; CREATE TABLE "My.Schema"."Out""box"
         ("The Id" int, "TYPE" text, "pay-load" text, "Key" text)"#;
