@@ -87,6 +87,8 @@ pub struct AckTracker {
     next: u64,
     /// Weight of all between `head` and `next`.
     bytes: u64,
+    /// How many of them are not complete.
+    incomplete: u64,
     seals: VecDeque<Seal>,
     watermark: Lsn,
     /// Commit time of the transaction that is not sealed yet.
@@ -104,6 +106,7 @@ impl AckTracker {
             head: 0,
             next: 0,
             bytes: 0,
+            incomplete: 0,
             seals: VecDeque::new(),
             watermark: Lsn::ZERO,
             open_us: 0,
@@ -125,6 +128,7 @@ impl AckTracker {
         }
         *self.slot(self.next) = Slot { load, complete: false };
         self.bytes += u64::from(load.weight);
+        self.incomplete += 1;
         self.open_us = load.commit_us;
         let ticket = Ticket::new(self.session, self.next);
         self.next += 1;
@@ -135,6 +139,7 @@ impl AckTracker {
     pub fn untrack(&mut self, ticket: Ticket) {
         if self.next > self.head && ticket == Ticket::new(self.session, self.next - 1) {
             self.next -= 1;
+            self.incomplete -= 1;
             self.bytes -= u64::from(self.slot(self.next).load.weight);
         }
     }
@@ -163,6 +168,7 @@ impl AckTracker {
         if std::mem::replace(&mut slot.complete, true) {
             return None;
         }
+        self.incomplete -= 1;
         if distance == 0 {
             self.advance();
         }
@@ -190,6 +196,11 @@ impl AckTracker {
     /// Records and bytes between the watermark and the newest record.
     pub fn in_flight(&self) -> (u64, u64) {
         (self.next - self.head, self.bytes)
+    }
+
+    /// Records whose completion is awaited: those in flight, less those that only wait for an earlier one.
+    pub fn incomplete(&self) -> u64 {
+        self.incomplete
     }
 
     /// Commit time (µs, as given) of the oldest transaction that is not delivered, 0 when all are.

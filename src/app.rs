@@ -158,7 +158,9 @@ impl Supervisor {
                 tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
                 let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
                 let stages = (&mut self.stages, confirmed);
-                run_session(&mut source, &mut sink, stages, &mut self.signals, telltale).await
+                let outcome = run_session(&mut source, &mut sink, stages, &mut self.signals, telltale).await;
+                self.refused = sink.refused().map(str::to_owned);
+                outcome
             }
         };
         if sink.is_fresh() && !matches!(outcome, Err(SessionError::Sink(_))) {
@@ -186,9 +188,10 @@ impl Supervisor {
         } else {
             // both links at once: a start should not wait for one after the other
             let (wire, prepared) = tokio::join!(Wire::connect(&postgres.conninfo), prepare(&self.config));
+            let wire = wire?; // it names what to do about the commonest faults
             prepared?;
             self.prepared.send_replace(true);
-            wire?
+            wire
         };
         let found = match slot::look(&mut wire, &postgres.slot).await {
             Err(SourceError::SlotMissing(slot)) if self.held => {
@@ -313,6 +316,11 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
+    if config.retention.is_some() || config.kafka.dead_letter_topic.is_some() {
+        tracing::warn!(
+            "[retention] and kafka.dead_letter_topic have no effect yet: nothing is pruned, and poison halts"
+        );
+    }
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         postgres = config.postgres.conninfo.redacted(),
@@ -337,7 +345,8 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     runtime.spawn(async move {
         // before, a slot that is missing is nothing to report
         if prepared.wait_for(|prepared| *prepared).await.is_ok() {
-            tokio::join!(monitor.run(), tell_findings(&watched));
+            tokio::spawn(async move { tell_findings(&watched).await });
+            monitor.run().await;
         }
     });
     runtime.spawn(obey_signals(tell_wish));

@@ -66,7 +66,7 @@ fn judge_prepare(error: &InitError) -> Verdict {
         }
         InitError::Statement { source, .. } | InitError::Slot(CreateError::Sql(source)) => by_code(source.code()),
         InitError::Slot(CreateError::Source(error)) => judge_source(error),
-        InitError::Slot(CreateError::OlderRows { .. }) => {
+        InitError::Slot(CreateError::OlderRows { .. } | CreateError::NoBackfill { .. }) => {
             Verdict::Halt("set outbox.backfill = \"none\" to leave them unpublished, or empty the table")
         }
         InitError::TableMissing { .. } | InitError::PublicationAfterSlot { .. } | InitError::PublicationFaults(_) => {
@@ -86,6 +86,9 @@ fn judge_source(error: &SourceError) -> Verdict {
             Verdict::Halt("create it with `walpost init`, or set postgres.auto_create = true")
         }
         SourceError::SlotLost { .. } => Verdict::SlotLost(SLOT_LOST),
+        SourceError::SlotUnfinished(_) => Verdict::RetrySlowly(
+            "its creation waits for the transactions that run in the cluster: see pg_stat_activity",
+        ),
         SourceError::SlotForeign { .. } => {
             Verdict::Halt("name another slot in postgres.slot, or drop this one with pg_drop_replication_slot")
         }

@@ -18,7 +18,15 @@ async fn ensure(config: &Config) -> Result<(), InitError> {
     let mut steps = Vec::new();
     if config.postgres.auto_create {
         steps.push(init::ensure_publication(&client, config).await?);
-        steps.push(init::ensure_slot(&mut client, config).await?);
+        let slot = init::ensure_slot(&mut client, config).await?;
+        if matches!((&steps[0], &slot), (init::Step::Found(_), init::Step::Created(_))) {
+            tracing::warn!(
+                slot = config.postgres.slot,
+                "the publication was there and the slot was not: if there was a slot before, as on a server before a \
+                 failover or restore, events between its position and now are missing from kafka"
+            );
+        }
+        steps.push(slot);
     } else {
         init::check_publication(&client, config).await?;
     }

@@ -3,8 +3,6 @@
 //! Rules by glob over the event type, first match wins, then the template. A name that Kafka would not take is found here,
 //! before anything is produced.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use wildmatch::WildMatch;
 
 use crate::{
@@ -228,9 +226,7 @@ fn is_legal(byte: u8) -> bool {
 
 /// Replaces what is illegal by `_`; a hash of the original keeps different names apart.
 fn sanitized(name: &[u8]) -> Vec<u8> {
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    let suffix = format!("-{:016x}", hasher.finish());
+    let suffix = format!("-{:016x}", fnv1a(name));
     let kept = name.iter().take(MAX_TOPIC_BYTES - suffix.len());
     let mut topic: Vec<u8> = kept.map(|byte| if is_legal(*byte) { *byte } else { b'_' }).collect();
     if topic.starts_with(b"__") {
@@ -238,6 +234,12 @@ fn sanitized(name: &[u8]) -> Vec<u8> {
     }
     topic.extend_from_slice(suffix.as_bytes());
     topic
+}
+
+/// FNV-1a, 64 bits: the same on every machine and in every version, since topics are named by it.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 fn shortened(name: &[u8]) -> String {

@@ -15,7 +15,7 @@ use crate::{
 /// Later ones win, so these go behind the operator's own.
 pub const SESSION_SETTINGS: &str = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
      -c bytea_output=hex -c timezone=UTC -c client_min_messages=warning -c statement_timeout=0 \
-     -c idle_in_transaction_session_timeout=0";
+     -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 -c lock_timeout=0";
 
 /// What is unacknowledged for so long means a dead link, unless `tcp_user_timeout` says otherwise.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);

@@ -86,6 +86,7 @@ impl Monitor {
                     tracing::warn!(error = end.reason, "sql link lost");
                     lost = Some(end);
                     self.unseen(ServerState::Unknown);
+                    sleep(backoff.next_wait()).await;
                 }
                 Err(error) => {
                     let state = state_after(lost.as_ref(), error.code());

@@ -21,7 +21,7 @@ use crate::{
     sink::{Sink, SinkError},
     source::{
         Event, Source, SourceError,
-        feedback::{Feedback, LOST_AFTER},
+        feedback::{Feedback, LOST_AFTER, SHUTDOWN_PATIENCE},
         pgoutput::Ignored,
     },
 };
@@ -32,6 +32,8 @@ pub use stages::{PoisonError, Stages, TableError};
 const EVENTS_PER_TURN: u32 = 512;
 /// A commit older than this when the server sent it: the stream is behind, bytes may pile up.
 const BEHIND_US: i64 = 20_000;
+/// How far the two clocks may drift apart from one message to the next.
+const CLOCK_DRIFT_US: i64 = 1_000;
 /// How long the server may take to answer the goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// How often the gauges are brought up to date while nothing else happens.
@@ -110,6 +112,35 @@ struct Open {
     position: Position,
 }
 
+/// For how long the SQL link has seen the server stopping, in this session.
+#[derive(Debug, Clone, Copy)]
+enum Stopping {
+    /// It has not, or only before.
+    No {
+        /// It said so before this session began, which shows that it is over.
+        stale: bool,
+    },
+    /// Since then.
+    Since(Instant),
+}
+
+impl Stopping {
+    fn at_start(state: ServerState) -> Self {
+        Self::No { stale: state == ServerState::Stopping }
+    }
+
+    /// Takes in the present state; true when the server has been stopping long enough to be left alone.
+    fn for_long(&mut self, state: ServerState, now: Instant) -> bool {
+        match *self {
+            _ if state != ServerState::Stopping => *self = Self::No { stale: false },
+            Self::No { stale: false } => *self = Self::Since(now),
+            Self::No { stale: true } => {}
+            Self::Since(since) => return now.duration_since(since) >= SHUTDOWN_PATIENCE,
+        }
+        false
+    }
+}
+
 /// State of the loop.
 struct Session<'a> {
     open: Option<Open>,
@@ -119,6 +150,7 @@ struct Session<'a> {
     drain_by: Option<Instant>,
     full_since: Option<Instant>,
     clock_ahead_us: i64,
+    stopping: Stopping,
     feedback: Feedback,
     telltale: Telltale<'a>,
 }
@@ -139,11 +171,24 @@ pub async fn run_session<So: Source, Si: Sink>(
         behind: false,
         drain_by: None,
         full_since: None,
-        clock_ahead_us: telltale.progress.clock_ahead_us(),
+        clock_ahead_us: i64::MIN / 2,
+        stopping: Stopping::at_start(*signals.server.borrow()),
         feedback: Feedback::new(Instant::now(), confirmed),
         telltale,
     };
     let outcome = session.stream(source, sink, stages, signals).await;
+    let outcome = match outcome {
+        // the link is well, so what is delivered can still be confirmed and need not come again
+        Err(error @ (SessionError::Poison { .. } | SessionError::Table { .. })) => {
+            let by = Instant::now() + signals.drain_timeout;
+            session.drain(source, sink, signals, by).await.and(Err(error))
+        }
+        Err(error @ SessionError::Sink(_)) => {
+            session.goodbye(source, sink).await;
+            Err(error)
+        }
+        outcome => outcome,
+    };
     session.tell(sink);
     outcome
 }
@@ -192,8 +237,8 @@ impl Session<'_> {
             // the order: wishes first, then news that make room or bring work, the timer last
             tokio::select! {
                 biased;
-                _ = signals.wish.changed() => {}
-                _ = signals.server.changed() => {}
+                Ok(()) = signals.wish.changed() => {}
+                Ok(()) = signals.server.changed() => {}
                 () = sink.ready(), if full => {}
                 moved = source.drive(!full, self.behind), if !full || source.owes() => moved?,
                 () = tokio::time::sleep_until(deadline) => {}
@@ -246,12 +291,12 @@ impl Session<'_> {
                 }
             }
             Event::Commit { end_lsn } => {
-                if self.open.take().is_none() {
-                    return Err(outside("a commit"));
+                let Some(open) = self.open.take() else { return Err(outside("a commit")) };
+                if open.position.ordinal > 0 {
+                    self.telltale.metrics.transactions.inc();
                 }
                 self.received = self.received.max(end_lsn);
                 sink.seal(end_lsn);
-                self.telltale.metrics.transactions.inc();
             }
             Event::Keepalive { wal_end, sent_us, reply_requested } => {
                 self.set_clock(sent_us);
@@ -284,7 +329,8 @@ impl Session<'_> {
     }
 
     fn set_clock(&mut self, sent_us: i64) {
-        self.clock_ahead_us = sent_us - clock::unix_us();
+        // what waited in a buffer looks as if the server's clock were behind; so the highest of late counts
+        self.clock_ahead_us = (sent_us - clock::unix_us()).max(self.clock_ahead_us - CLOCK_DRIFT_US);
     }
 
     fn has_room(&mut self) {
@@ -294,7 +340,7 @@ impl Session<'_> {
     }
 
     fn check_link<So: Source, Si: Sink>(
-        &self,
+        &mut self,
         source: &So,
         sink: &Si,
         now: Instant,
@@ -305,7 +351,7 @@ impl Session<'_> {
             return Err(SourceError::Silent);
         }
         // a server that stops waits for our confirm; one that cannot come must not hold it up
-        let stopping = *signals.server.borrow_and_update() == ServerState::Stopping;
+        let stopping = self.stopping.for_long(*signals.server.borrow_and_update(), now);
         let held_up = stopping && (!reading || sink.in_flight().0 > 0);
         if held_up || self.feedback.blocks_shutdown(now) && sink.in_flight().0 > 0 {
             return Err(SourceError::ServerStopping);
@@ -322,7 +368,13 @@ impl Session<'_> {
         end: Instant,
     ) -> Result<(), SessionError> {
         loop {
-            sink.tick(self.clock_ahead_us)?;
+            match sink.tick(self.clock_ahead_us) {
+                Ok(()) | Err(SinkError::Cleared) => {}
+                Err(error) => {
+                    self.goodbye(source, sink).await;
+                    return Err(error.into());
+                }
+            }
             let now = Instant::now();
             let finished = sink.in_flight().0 == 0 || now >= end || *signals.wish.borrow_and_update() == Wish::Abort;
             if finished {
@@ -334,24 +386,38 @@ impl Session<'_> {
             let deadline = self.feedback.deadline(now).min(end);
             tokio::select! {
                 biased;
-                _ = signals.wish.changed() => {}
+                Ok(()) = signals.wish.changed() => {}
                 () = sink.ready() => {}
                 moved = source.drive(false, false), if source.owes() => moved?,
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
+        self.goodbye(source, sink).await;
+        Ok(())
+    }
+
+    /// Confirms what is delivered, and ends the stream properly.
+    async fn goodbye<So: Source, Si: Sink>(&mut self, source: &mut So, sink: &Si) {
         source.send_status(self.feedback.force(Instant::now(), self.received, sink.durable(), false));
         // a server that does not answer in time, or at all, has most likely read it none the less; at worst events come twice
         if let Ok(Err(error)) = tokio::time::timeout(GOODBYE, source.finish()).await {
             tracing::debug!(%error, "no proper end of the stream");
         }
-        Ok(())
     }
 
-    fn tell<Si: Sink>(&self, sink: &Si) {
+    fn tell<Si: Sink>(&mut self, sink: &Si) {
         let progress = self.telltale.progress;
-        progress.set_clock_ahead_us(self.clock_ahead_us);
-        progress.set(self.received, self.feedback.confirmed(), sink.in_flight(), sink.oldest_commit_us());
+        if self.clock_ahead_us > i64::MIN / 4 {
+            progress.set_clock_ahead_us(self.clock_ahead_us);
+        }
+        // an event that the sink does not take is stuck as well
+        let waiting = self.full_since.and(self.open).map_or(0, |open| open.commit_us);
+        let oldest = if sink.oldest_commit_us() == 0 { waiting } else { sink.oldest_commit_us() };
+        progress.set(self.received, self.feedback.confirmed(), sink.in_flight(), oldest);
+        if let Some(since) = &mut self.full_since {
+            self.telltale.metrics.backpressure.inc_by(since.elapsed().as_secs_f64());
+            *since = Instant::now();
+        }
     }
 }
 

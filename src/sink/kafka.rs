@@ -75,9 +75,10 @@ pub struct KafkaSink {
     metrics: Arc<Metrics>,
     commit_to_ack: LocalHistogram,
     health: Arc<Health>,
-    held: Option<String>,
     /// A topic that refused records in the session before: ready again only once it takes one.
     refused: Option<String>,
+    /// A single record tries the topic that refused; nothing else moves, so that a refusal costs no repetitions.
+    probing: bool,
     troubled: bool,
 }
 
@@ -134,8 +135,8 @@ impl KafkaSink {
             commit_to_ack: metrics.commit_to_ack.local(),
             metrics,
             health,
-            held: None,
             refused: None,
+            probing: false,
             troubled: true,
         })
     }
@@ -148,6 +149,19 @@ impl KafkaSink {
     /// Remembers that a topic refused records in an earlier session.
     pub fn remember_refused(&mut self, topic: &str) {
         self.refused = Some(topic.to_owned());
+    }
+
+    /// The topic that refuses records, if one still does.
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    /// Whether a record has to wait for a verdict on others: behind the suspects of an isolation, or around a probe of the
+    /// topic that refused.
+    fn must_wait(&self, position: Position, topic: &str) -> bool {
+        let behind_suspects = matches!(self.mode, Mode::Isolate { until } if position.commit_lsn >= until);
+        let would_probe = self.refused.as_deref() == Some(topic);
+        behind_suspects || self.probing || would_probe && self.tracker.in_flight().0 > 0
     }
 
     /// The number of the record's topic, or `None` while it is not known to be there.
@@ -193,14 +207,11 @@ impl KafkaSink {
             tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
             self.metrics.delivery_errors.with_label_values(&[topic, "UnknownTopicOrPartition"]).inc();
         }
-        self.held = Some(topic.to_owned());
     }
 
     fn release(&mut self, topic: &str) {
-        if self.held.take().is_some() {
-            if self.refused.is_none() {
-                self.health.well(Part::Topic);
-            }
+        // the stream is serial: only the record in front can be held, also one that an earlier session held
+        if self.refused.is_none() && self.health.well(Part::Topic) {
             tracing::info!(topic, "the topic is there, events follow");
         }
     }
@@ -242,11 +253,13 @@ impl KafkaSink {
             && self.refused.as_deref().and_then(|name| self.topics.numbers.get(name)) == Some(&load.topic)
         {
             self.refused = None;
+            self.probing = false;
             self.health.well(Part::Topic);
             tracing::info!("the topic takes records again");
         }
-        if self.alone.front().is_some_and(|(first, _)| *first == ticket) {
-            self.alone.pop_front();
+        // at most as many as fly, and the one in front but for partitions that overtake each other
+        if let Some(index) = self.alone.iter().position(|(alone, _)| *alone == ticket) {
+            self.alone.remove(index);
         }
     }
 
@@ -271,7 +284,7 @@ impl KafkaSink {
     }
 
     fn check_fatal(&mut self) -> Result<(), SinkError> {
-        if !self.reports.is_fatal() {
+        if !self.reports.is_fatal() && self.fatal_since.is_none() {
             return Ok(());
         }
         if self.fatal_since.get_or_insert_with(Instant::now).elapsed() < LAST_WORDS {
@@ -302,6 +315,9 @@ impl Sink for KafkaSink {
     }
 
     fn enqueue(&mut self, position: Position, commit_us: i64, record: &Record<'_>) -> Result<Queued, SinkError> {
+        if self.fatal_since.is_some() || self.must_wait(position, record.topic) {
+            return Ok(Queued::Full);
+        }
         let Some(topic) = self.topic(record.topic)? else { return Ok(Queued::Full) };
         let weight = u32::try_from(record.weight()).unwrap_or(u32::MAX);
         let Some(ticket) = self.tracker.track(Load { weight, topic, commit_us }) else { return Ok(Queued::Full) };
@@ -309,6 +325,7 @@ impl Sink for KafkaSink {
         match self.topics.ready[topic as usize].handle.produce(record, word) {
             Ok(()) => {
                 self.furthest = self.furthest.max(Lsn(position.commit_lsn.0 + 1));
+                self.probing = self.refused.as_deref() == Some(record.topic);
                 if self.mode != Mode::Normal {
                     self.alone.push_back((ticket, String::from_utf8_lossy(record.event_id).into_owned()));
                 }
@@ -320,6 +337,11 @@ impl Sink for KafkaSink {
             }
             Err(code) => {
                 self.tracker.untrack(ticket);
+                if kafka_error::judge(code) == Verdict::Consequence {
+                    // the producer died of something that the reports on their way will name
+                    self.fatal_since.get_or_insert_with(Instant::now);
+                    return Ok(Queued::Full);
+                }
                 let (topic, name) = (record.topic.to_owned(), kafka_error::name(code));
                 self.metrics.delivery_errors.with_label_values(&[&topic, &name]).inc();
                 Err(match kafka_error::judge(code) {
@@ -355,9 +377,9 @@ impl Sink for KafkaSink {
     }
 
     async fn ready(&self) {
-        let flying = usize::try_from(self.tracker.in_flight().0).unwrap_or(usize::MAX);
-        // a quarter of what flies: waking for each would cost as much as sending it
-        self.reports.wait_for(flying / 4).await;
+        let awaited = usize::try_from(self.tracker.incomplete()).unwrap_or(usize::MAX);
+        // a quarter of what is awaited: waking for each would cost as much as sending it
+        self.reports.wait_for(awaited / 4).await;
     }
 
     fn in_flight(&self) -> (u64, u64) {

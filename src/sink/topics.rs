@@ -169,7 +169,8 @@ impl Watch {
     fn fetch(&self, topic: Option<&str>) -> Result<Option<RDKafkaErrorCode>, KafkaError> {
         match self.producer.client().fetch_metadata(topic, ANSWER_LIMIT) {
             Ok(metadata) => {
-                if !self.shared.stalled.load(Relaxed) && self.health.well(Part::Kafka) {
+                let asked = !self.shared.stalled.load(Relaxed) && !self.shared.stop.load(Relaxed);
+                if asked && self.health.well(Part::Kafka) {
                     tracing::info!("kafka is reachable");
                 }
                 let found = metadata.topics().iter().find(|found| topic == Some(found.name()));

@@ -16,7 +16,7 @@ pub const INTERVAL: Duration = Duration::from_millis(100);
 pub const ASK_AFTER: Duration = Duration::from_secs(4);
 /// After this much silence of the server, though asked, the link counts as lost. The server's own keepalives come after
 /// half of `wal_sender_timeout`, which walpost pins to 15 s, so this is more than an idle link can need.
-pub const LOST_AFTER: Duration = Duration::from_secs(12);
+pub const LOST_AFTER: Duration = Duration::from_secs(15);
 /// Replies asked for at one position, within a second, that say "I am shutting down and wait for you".
 const SHUTDOWN_REPLIES: u32 = 50;
 /// How long a server that shuts down is given for what is in flight before its stream is left.
@@ -65,6 +65,9 @@ impl Feedback {
         if *position == wal_end && now.duration_since(*since) < Duration::from_secs(1) {
             *count += 1;
         } else {
+            if *position != wal_end {
+                self.stopping_since = None;
+            }
             (*since, *position, *count) = (now, wal_end, 1);
         }
         if *count > SHUTDOWN_REPLIES {

@@ -369,6 +369,9 @@ pub enum SourceError {
     /// The slot does not exist.
     #[error("replication slot {0:?} does not exist")]
     SlotMissing(String),
+    /// Another session is creating the slot, which waits for all running transactions.
+    #[error("replication slot {0:?} is still being created")]
+    SlotUnfinished(String),
     /// The slot can no longer be read.
     #[error("replication slot {slot:?} is lost: {reason}")]
     SlotLost {

@@ -59,7 +59,7 @@ pub async fn look(wire: &mut Wire, slot: &str) -> Result<SlotFound, SourceError>
         return Err(SourceError::SlotLost { slot: slot.to_owned(), reason: reason.to_owned() });
     }
     let Some(confirmed) = text(7).and_then(|lsn| lsn.parse().ok()) else {
-        return foreign("it is still being created (it has no confirmed_flush_lsn)".into());
+        return Err(SourceError::SlotUnfinished(slot.to_owned()));
     };
     Ok(SlotFound { confirmed, active_pid: text(8).map(str::to_owned) })
 }
@@ -100,6 +100,31 @@ pub enum CreateError {
         /// How many rows.
         count: u64,
     },
+    /// There are older rows, and publishing them is asked for, which this version cannot do. The slot was dropped again.
+    #[error(
+        "{table} holds {count} rows that are older than the replication slot, and this version cannot publish them yet; \
+         outbox.backfill = \"none\" leaves them unpublished"
+    )]
+    NoBackfill {
+        /// The outbox.
+        table: String,
+        /// How many rows.
+        count: u64,
+    },
+}
+
+/// Fails early where rows are there already and nobody said what shall become of them: a slot that is created first and
+/// dropped after a long count could be left behind by a crash in between.
+async fn refuse_obvious(sql: &tokio_postgres::Client, outboxes: &[OutboxConfig]) -> Result<(), CreateError> {
+    for outbox in outboxes.iter().filter(|outbox| outbox.backfill != Some(Backfill::None)) {
+        let row = sql.query_one(&format!("SELECT EXISTS (SELECT FROM {})", outbox.table), &[]).await?;
+        if row.get(0) {
+            let row = sql.query_one(&format!("SELECT count(*) FROM {}", outbox.table), &[]).await?;
+            let count = u64::try_from(row.get::<_, i64>(0)).unwrap_or_default();
+            refuse_unsaid(&[count], std::slice::from_ref(outbox))?;
+        }
+    }
+    Ok(())
 }
 
 /// Creates the slot, and counts what is older. The publication must exist already.
@@ -111,6 +136,7 @@ pub async fn create(
     slot: &str,
     outboxes: &[OutboxConfig],
 ) -> Result<Created, CreateError> {
+    refuse_obvious(sql, outboxes).await?;
     let mut wire = Wire::connect(conninfo).await?;
     tracing::info!(slot, "creating the replication slot: this waits for all running transactions of the cluster");
     let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput EXPORT_SNAPSHOT", quote_identifier(slot));
@@ -167,6 +193,10 @@ fn refuse_unsaid(counts: &[u64], outboxes: &[OutboxConfig]) -> Result<(), Create
                     count,
                     "rows older than the slot stay unpublished, as configured"
                 );
+            }
+            Some(Backfill::All | Backfill::Where(_)) if *count > 0 => {
+                let table = outbox.table.to_string();
+                return Err(CreateError::NoBackfill { table, count: *count });
             }
             _ => {}
         }
