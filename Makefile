@@ -2,10 +2,10 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt
+.PHONY: help demo test bench bench-drain bench-latency bench-start bench-stages fmt
 
 help: ## Print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
 demo: ## Watch events travel from a private Postgres to an in-process broker, with a crash on the way
 	@tests/services/setup.sh demo
@@ -23,10 +23,18 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 	@tests/services/fetch.sh >/dev/null
 	cargo test
 
-bench: ## Measure against pg_recvlogical, real Postgres and real Kafka
+bench: bench-drain bench-latency bench-start bench-stages ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
+
+bench-drain: ## Measure a backlog's way into Kafka: rate, CPU and memory
+bench-latency: ## Measure 1,000 transactions a second: insert to append in Kafka
+bench-start: ## Measure process start to the first record in Kafka
+bench-drain bench-latency bench-start:
 	@tests/services/setup.sh test
-	@tests/services/fetch.sh >/dev/null
-	tests/bench/run.sh
+	@tests/services/fetch.sh kafka >/dev/null
+	tests/bench/run.sh $(@:bench-%=%)
+
+bench-stages: ## Measure parser, encoder and tracker alone: ns an event
+	@tests/services/setup.sh demo
 	cargo bench --bench stages
 
 fmt: ## Format the code
