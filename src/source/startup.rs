@@ -33,6 +33,8 @@ use crate::{
 /// When the server gives up on a silent client.
 const WAL_SENDER_TIMEOUT: &str = "-c wal_sender_timeout=15s";
 
+const NOT_BOUND: &str = "channel_binding=require, but the server did not ask for SCRAM-SHA-256-PLUS";
+
 /// A text row of a simple query.
 pub type TextRow = Vec<Option<String>>;
 
@@ -85,7 +87,7 @@ impl Wire {
         loop {
             match self.message().await? {
                 Message::AuthenticationOk if binding_required => {
-                    return Err(refusal("channel_binding=require, but the server did not ask for SCRAM-SHA-256-PLUS"));
+                    return Err(refusal(NOT_BOUND));
                 }
                 Message::AuthenticationOk => return Ok(()),
                 Message::AuthenticationCleartextPassword if !binding_required => {
@@ -108,6 +110,9 @@ impl Wire {
                         Message::AuthenticationOk => Ok(()),
                         _ => Err(unexpected("authentication")),
                     };
+                }
+                Message::AuthenticationCleartextPassword | Message::AuthenticationMd5Password(_) => {
+                    return Err(refusal(NOT_BOUND));
                 }
                 _ => return Err(refusal("the server asks for a way of authentication that walpost does not speak")),
             }
