@@ -93,7 +93,8 @@ impl<'a> Outbox<'a> {
     /// Creates a topic with so many partitions and returns its whole name.
     pub fn topic(&self, event_type: &str, partitions: i32) -> String {
         let name = self.topic_name(event_type);
-        self.kafka.create_topic(&name, partitions, &[]);
+        // some records are dated years back, and the broker looks for what is too old half a minute after its start
+        self.kafka.create_topic(&name, partitions, &[("retention.ms", "-1")]);
         name
     }
 
