@@ -167,6 +167,15 @@ impl Walpost {
     }
 }
 
+impl Drop for Walpost {
+    /// A test that fails should show what walpost had to say.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("walpost's log:\n{}", self.log());
+        }
+    }
+}
+
 const LISTEN: &str = "WALPOST_HTTP_LISTEN";
 
 /// The build under test.
