@@ -130,11 +130,6 @@ impl Router {
         self.rules.iter().map(|(_, template)| template).chain([&self.otherwise])
     }
 
-    /// Whether an illegal name is poison that may be parked (as opposed to a reason to halt).
-    pub fn parks_illegal(&self) -> bool {
-        self.on_illegal == OnIllegalTopic::Park
-    }
-
     /// Binds the routes to the columns of one table.
     pub fn bind(&self, decoder: &Decoder, table: &str) -> Result<Routes, RouteError> {
         let bound = |template: &Template| bind(template, decoder, table);
