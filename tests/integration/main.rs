@@ -19,4 +19,5 @@ mod outbox;
 mod records;
 mod servers;
 mod stream;
+mod verdicts;
 mod victim;

@@ -7,6 +7,7 @@ use crate::services::kafka::{Kafka, Settings};
 static VICTIM: LazyLock<Mutex<Kafka>> = LazyLock::new(|| {
     // whoever has no ACL may do everything: the tests as well
     let settings = Settings::default()
+        .proxied()
         .set("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer")
         .set("allow.everyone.if.no.acl.found", "true");
     Mutex::new(Kafka::start(&settings))

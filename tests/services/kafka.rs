@@ -11,6 +11,7 @@ use std::{
 
 use super::{
     process::{Process, tail},
+    proxy::Proxy,
     run, topics, wait_until,
 };
 
@@ -24,6 +25,7 @@ const CLUSTER_ID: &str = "4L6g3nShT-eMCtK--X86sw";
 #[derive(Debug, Clone)]
 pub struct Settings {
     nodes: usize,
+    proxied: bool,
     properties: Vec<(String, String)>,
     jvm: &'static [&'static str],
 }
@@ -32,7 +34,7 @@ impl Default for Settings {
     fn default() -> Self {
         // Up in two seconds rather than in the best shape after a minute.
         let jvm = &["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
-        Self { nodes: 1, properties: Vec::new(), jvm }
+        Self { nodes: 1, proxied: false, properties: Vec::new(), jvm }
     }
 }
 
@@ -41,6 +43,13 @@ impl Settings {
     #[must_use]
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = nodes;
+        self
+    }
+
+    /// Puts a proxy before each broker, for those who ask for [`Kafka::proxied_brokers`].
+    #[must_use]
+    pub fn proxied(mut self) -> Self {
+        self.proxied = true;
         self
     }
 
@@ -60,10 +69,10 @@ impl Settings {
 }
 
 /// One broker, which is a controller as well.
-#[derive(Debug)]
 pub struct Node {
     folder: PathBuf,
     port: u16,
+    proxy: Option<Proxy>,
     jvm: &'static [&'static str],
     process: Mutex<Option<Process>>,
 }
@@ -72,6 +81,11 @@ impl Node {
     /// The port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The proxy before it, where the settings want one.
+    pub fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("started with Settings::proxied")
     }
 
     /// Stops it in its tracks: connections stay open and silent.
@@ -122,7 +136,6 @@ impl Node {
 }
 
 /// A cluster; ended and removed when this is dropped.
-#[derive(Debug)]
 pub struct Kafka {
     nodes: Vec<Node>,
 }
@@ -137,15 +150,18 @@ impl Kafka {
     /// A cluster of the test's own.
     pub fn start(settings: &Settings) -> Self {
         let ports: Vec<(u16, u16)> = (0..settings.nodes).map(|_| (run::free_port(), run::free_port())).collect();
-        let node = |&(port, _): &(u16, u16)| Node {
+        let behind: Vec<u16> = ports.iter().map(|_| run::free_port()).collect();
+        let node = |(&(port, _), behind): (&(u16, u16), &u16)| Node {
             folder: run::folder("kafka"),
             port,
+            proxy: settings.proxied.then(|| Proxy::before(*behind)),
             jvm: settings.jvm,
             process: Mutex::new(None),
         };
-        let cluster = Self { nodes: ports.iter().map(node).collect() };
+        let cluster = Self { nodes: ports.iter().zip(&behind).map(node).collect() };
         for (index, node) in cluster.nodes.iter().enumerate() {
-            node.format(index + 1, &properties(&node.folder, index, &ports, settings));
+            let proxied = node.proxy.as_ref().map(|proxy| (behind[index], proxy.port()));
+            node.format(index + 1, &properties(&node.folder, index, &ports, proxied, settings));
             node.start_again();
         }
         cluster.wait_until_up();
@@ -164,8 +180,12 @@ impl Kafka {
 
     /// The bootstrap servers.
     pub fn brokers(&self) -> String {
-        let addresses: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
-        addresses.join(",")
+        addresses(self.nodes.iter().map(Node::port))
+    }
+
+    /// The bootstrap servers for those who shall meet the brokers through their proxies only.
+    pub fn proxied_brokers(&self) -> String {
+        addresses(self.nodes.iter().map(|node| node.proxy().port()))
     }
 
     /// The brokers, one by one; the id of each is its index plus one.
@@ -206,6 +226,10 @@ impl Drop for Kafka {
     }
 }
 
+fn addresses(ports: impl Iterator<Item = u16>) -> String {
+    ports.map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+}
+
 fn java() -> Command {
     let mut command = Command::new("java");
     command.env_remove("JAVA_TOOL_OPTIONS").env_remove("CLASSPATH");
@@ -224,7 +248,7 @@ fn bootstrap() -> &'static Path {
     static BOOTSTRAP: OnceLock<PathBuf> = OnceLock::new();
     BOOTSTRAP.get_or_init(|| {
         let folder = run::folder("format");
-        let template = properties(&folder, 0, &[(1, 2)], &Settings::default());
+        let template = properties(&folder, 0, &[(1, 2)], None, &Settings::default());
         fs::write(folder.join("server.properties"), template).expect("a file in our own folder");
         let mut command = java();
         command.args(["-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]);
@@ -235,8 +259,18 @@ fn bootstrap() -> &'static Path {
     })
 }
 
-fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], settings: &Settings) -> String {
+/// The configuration of a node. `proxied`: the port that its proxy forwards to, and the proxy's own.
+fn properties(
+    folder: &Path,
+    index: usize,
+    ports: &[(u16, u16)],
+    proxied: Option<(u16, u16)>,
+    settings: &Settings,
+) -> String {
     let (port, controller) = ports[index];
+    let (listener, advertised) = proxied.map_or_else(Default::default, |(behind, proxy)| {
+        (format!(",PROXIED://127.0.0.1:{behind}"), format!(",PROXIED://127.0.0.1:{proxy}"))
+    });
     let voters = ports.iter().enumerate().map(|(i, (_, port))| format!("{}@127.0.0.1:{port}", i + 1));
     let voters = voters.collect::<Vec<_>>().join(",");
     let (id, replicas, folder) = (index + 1, ports.len().min(3), folder.join("data").display().to_string());
@@ -244,9 +278,9 @@ fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], settings: &Sett
         "process.roles=broker,controller\n\
          node.id={id}\n\
          controller.quorum.voters={voters}\n\
-         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
-         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
+         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listener}\n\
+         advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}\n\
+         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT\n\
          controller.listener.names=CONTROLLER\n\
          inter.broker.listener.name=PLAINTEXT\n\
          num.partitions=3\n\

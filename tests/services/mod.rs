@@ -13,6 +13,7 @@ pub mod http;
 pub mod kafka;
 pub mod postgres;
 pub mod process;
+pub mod proxy;
 mod run;
 pub mod topics;
 pub mod walpost;
