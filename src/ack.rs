@@ -62,8 +62,12 @@ struct Seal {
 pub struct Load {
     /// Bytes it counts for.
     pub weight: u32,
-    /// Which topic, in the sink's own numbering.
-    pub topic: u32,
+    /// Where it goes, in the sink's own numbering.
+    pub account: u32,
+    /// What the event is known by from session to session; the sink's own.
+    pub identity: u64,
+    /// Of its transaction.
+    pub commit_lsn: Lsn,
     /// When its transaction was committed, in the caller's unit; 0 counts as unknown.
     pub commit_us: i64,
 }
@@ -158,21 +162,21 @@ impl AckTracker {
     /// The record of this ticket is delivered; returns its load. Tickets of other sessions, and repeated ones, change
     /// nothing and return `None`.
     pub fn complete(&mut self, ticket: Ticket) -> Option<Load> {
+        let slot = self.incomplete_slot(ticket)?;
+        slot.complete = true;
+        let load = slot.load;
+        self.incomplete -= 1;
+        self.advance();
+        Some(load)
+    }
+
+    fn incomplete_slot(&mut self, ticket: Ticket) -> Option<&mut Slot> {
         // within a session fewer than 2^48 records fly at once, so the distance is exact
         let distance = ticket.0.wrapping_sub(Ticket::new(self.session, self.head).0) & ((1 << Ticket::NUMBER_BITS) - 1);
         if ticket.session() != self.session || distance >= self.next - self.head {
             return None;
         }
-        let slot = self.slot(self.head + distance);
-        let load = slot.load;
-        if std::mem::replace(&mut slot.complete, true) {
-            return None;
-        }
-        self.incomplete -= 1;
-        if distance == 0 {
-            self.advance();
-        }
-        Some(load)
+        Some(self.slot(self.head + distance)).filter(|slot| !slot.complete)
     }
 
     fn advance(&mut self) {
@@ -186,6 +190,29 @@ impl AckTracker {
             self.watermark = self.watermark.max(seal.end);
             self.seals.pop_front();
         }
+    }
+
+    /// The record of this ticket goes elsewhere; false when it is not in flight.
+    pub fn redirect(&mut self, ticket: Ticket, account: u32) -> bool {
+        let found = self.incomplete_slot(ticket);
+        let redirected = found.is_some();
+        if let Some(slot) = found {
+            slot.load.account = account;
+        }
+        redirected
+    }
+
+    /// The load of a record that is in flight.
+    pub fn load(&mut self, ticket: Ticket) -> Option<Load> {
+        self.incomplete_slot(ticket).map(|slot| slot.load)
+    }
+
+    /// The records that are delivered but not before the watermark, because something before them is not.
+    pub fn delivered_ahead(&self) -> impl Iterator<Item = Load> {
+        let mask = self.ring.len() - 1;
+        let slots =
+            (self.head..self.next).map(move |number| &self.ring[usize::try_from(number).unwrap_or_default() & mask]);
+        slots.filter(|slot| slot.complete).map(|slot| slot.load)
     }
 
     /// Everything before this position is delivered.
@@ -223,7 +250,7 @@ mod tests {
     const BOUNDS: Bounds = Bounds { events: 8, bytes: 100 };
 
     fn load(weight: u32, commit_us: i64) -> Load {
-        Load { weight, topic: 0, commit_us }
+        Load { weight, commit_us, ..Load::default() }
     }
 
     fn opened() -> AckTracker {

@@ -114,6 +114,19 @@ pub struct Cells<'a> {
     bytes: &'a [u8],
 }
 
+/// The cells of a row that is no event, as Postgres prints them; `None` for NULL and for what cannot be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Rest<'a> {
+    /// The event's id.
+    pub id: Option<&'a [u8]>,
+    /// The event's type.
+    pub event_type: Option<&'a [u8]>,
+    /// The record key.
+    pub key: Option<&'a [u8]>,
+    /// The payload; bytea in hex form.
+    pub payload: Option<&'a [u8]>,
+}
+
 impl<'a> Cells<'a> {
     /// The text of a column; `None` for NULL.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
@@ -189,6 +202,19 @@ impl Decoder {
         // Kafka knows no time before 1970, and librdkafka takes 0 for "now"
         let timestamp_ms = timestamp_ms.unwrap_or(commit_us / 1000).max(1);
         Ok((OutboxEvent { id, event_type, key, payload, headers, timestamp_ms, position }, cells))
+    }
+
+    /// What can be read of a row that [`Self::decode`] refused: the cells before the first one that cannot.
+    pub fn rest<'a>(&'a mut self, row: Row<'a>) -> Rest<'a> {
+        // the error was told already
+        let _ = self.read_spans(row);
+        let cells = Cells { spans: &self.spans, bytes: row.bytes() };
+        Rest {
+            id: cells.get(self.id.index),
+            event_type: cells.get(self.event_type.index),
+            key: self.key.as_ref().and_then(|column| cells.get(column.index)),
+            payload: cells.get(self.payload.index),
+        }
     }
 
     fn read_spans(&mut self, row: Row<'_>) -> Result<(), DecodeError> {

@@ -13,6 +13,26 @@ use crate::{
 /// Headers that walpost sets itself; no other source may use their names.
 pub const RESERVED: [&str; 3] = ["id", "event_type", "walpost_position"];
 
+/// Why a record goes to the dead-letter topic, as its headers say it.
+#[derive(Debug, Clone, Copy)]
+pub struct Unfit<'a> {
+    /// `walpost_error`: what was wrong.
+    pub error: &'a str,
+    /// `walpost_topic`: the topic that it was meant for; empty when it has none.
+    pub topic: &'a [u8],
+    /// `walpost_attempts`: how often it was sent.
+    pub attempts: u32,
+}
+
+/// How a dead letter is counted: the labels of its metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dead<'a> {
+    /// The topic that it was meant for; empty when that is no legal name.
+    pub topic: &'a str,
+    /// A word of a fixed list.
+    pub reason: &'static str,
+}
+
 /// A record, ready to be produced. Borrows everything.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
@@ -28,6 +48,8 @@ pub struct Record<'a> {
     pub timestamp_ms: i64,
     /// The event's id, for errors.
     pub event_id: &'a [u8],
+    /// Set for a dead letter.
+    pub dead: Option<Dead<'a>>,
 }
 
 impl Record<'_> {
@@ -46,7 +68,7 @@ impl Record<'_> {
 pub struct BadHeaders;
 
 /// Headers in one buffer that is kept from record to record.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Headers {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
@@ -88,6 +110,41 @@ impl Headers {
         }
     }
 
+    /// Fills in what can be said of a row that is no event: whatever of it could be read.
+    pub fn fill_partly(&mut self, id: Option<&[u8]>, event_type: Option<&[u8]>, position: Position) {
+        self.bytes.clear();
+        self.entries.clear();
+        for (name, value) in [(&b"id"[..], id), (b"event_type", event_type)] {
+            if let Some(value) = value {
+                self.push(name, value);
+            }
+        }
+        self.push(b"walpost_position", position.to_string().as_bytes());
+    }
+
+    /// Appends a header as it is.
+    pub fn append(&mut self, name: &[u8], value: &[u8]) {
+        self.push(name, value);
+    }
+
+    /// Says why the record is dead.
+    pub fn mark_dead(&mut self, unfit: &Unfit<'_>) {
+        self.replace(b"walpost_error", unfit.error.as_bytes());
+        self.replace(b"walpost_topic", unfit.topic);
+        self.replace(b"walpost_attempts", unfit.attempts.to_string().as_bytes());
+    }
+
+    /// Says what value the record would have.
+    pub fn mark_missing_value(&mut self, bytes: usize, sha256: &[u8; 32]) {
+        self.replace(b"walpost_value_bytes", bytes.to_string().as_bytes());
+        self.replace(b"walpost_value_sha256", hex::encode(sha256).as_bytes());
+    }
+
+    /// The value of a header.
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        self.iter().find_map(|(found, value)| (found == name).then_some(value))
+    }
+
     /// (name, value), in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&[u8], &[u8])> {
         self.entries
@@ -111,6 +168,14 @@ impl Headers {
         let name_end = self.bytes.len();
         self.bytes.extend_from_slice(value);
         self.entries.push(Entry { start, name_end, value_end: self.bytes.len() });
+    }
+
+    fn replace(&mut self, name: &[u8], value: &[u8]) {
+        let found = self.iter().position(|(taken, _)| taken == name);
+        if let Some(index) = found {
+            self.entries.remove(index);
+        }
+        self.push(name, value);
     }
 
     fn push_new(&mut self, name: &[u8], value: &[u8]) {
@@ -189,7 +254,7 @@ fn unquote(json: &str) -> Cow<'_, str> {
 }
 
 /// Writes positions; the text of the commit LSN is kept as long as the transaction lasts.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct PositionText {
     commit_lsn: crate::lsn::Lsn,
     text: String,

@@ -147,7 +147,7 @@ fn judge_sink(error: &SinkError) -> Verdict {
         SinkError::Refused { .. } => {
             Verdict::RetrySlowly("create the topic or grant the right to write to it; walpost resumes by itself")
         }
-        SinkError::Suspect { .. } | SinkError::Cleared | SinkError::Producer { .. } => Verdict::Retry,
+        SinkError::Suspect { .. } | SinkError::Cleared { .. } | SinkError::Producer { .. } => Verdict::Retry,
         SinkError::Poison { .. } => Verdict::Halt(
             "let the topic take it (for a record that is too large: raise max.message.bytes), or route its event type elsewhere; \
              the slot keeps its position, so nothing is lost",

@@ -37,3 +37,4 @@ pub mod prepare;
 pub mod publication;
 pub mod sql;
 pub mod status_command;
+pub mod supervisor;

@@ -1,6 +1,10 @@
 //! Logging: which events are written, and how a line looks. All lines go to standard error.
 
-use std::io::{self, IsTerminal};
+use std::{
+    io::{self, IsTerminal},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use tracing_subscriber::EnvFilter;
 
@@ -35,9 +39,49 @@ pub fn init(format: LogFormat, level: &str) {
     };
 }
 
+/// Lets some lines of a kind through, so that a flood of them does not fill a disk.
+#[derive(Debug, Default)]
+pub struct Sparse {
+    /// Begin of the present window, lines in it, lines left out since the last one that was let through.
+    state: Mutex<(Option<Instant>, u32, u64)>,
+}
+
+impl Sparse {
+    const WINDOW: Duration = Duration::from_mins(1);
+    const LINES: u32 = 10;
+
+    /// Nothing was let through yet.
+    pub const fn new() -> Self {
+        Self { state: Mutex::new((None, 0, 0)) }
+    }
+
+    /// Whether a line may be written now; then, how many were left out before it.
+    pub fn turn(&self) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, lines, untold) = &mut *state;
+        if since.is_none_or(|since| since.elapsed() >= Self::WINDOW) {
+            (*since, *lines) = (Some(Instant::now()), 0);
+        }
+        if *lines >= Self::LINES {
+            *untold += 1;
+            return None;
+        }
+        *lines += 1;
+        Some(std::mem::take(untold))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::filter;
+    use super::{Sparse, filter};
+
+    #[test]
+    fn a_flood_of_lines_is_thinned_out() {
+        let sparse = Sparse::new();
+        let told = (0..1000).filter_map(|_| sparse.turn()).collect::<Vec<_>>();
+        assert_eq!(told, [0; 10]);
+        assert_eq!(sparse.state.lock().unwrap().2, 990);
+    }
 
     #[test]
     fn levels_and_filters_are_read() {

@@ -40,6 +40,8 @@ pub struct Metrics {
     pub backpressure: Counter,
     /// `walpost_delivery_errors_total{topic,code}`
     pub delivery_errors: IntCounterVec,
+    /// `walpost_dead_lettered_total{topic,reason}`
+    pub dead_lettered: IntCounterVec,
     /// `walpost_ignored_changes_total{kind}`: update, delete, truncate, message
     pub ignored_changes: IntCounterVec,
     /// `walpost_reconnects_total{side}`: replication, sql
@@ -88,6 +90,11 @@ impl Metrics {
                 "delivery_errors_total",
                 "Delivery attempts that failed, by topic and librdkafka's error code.",
                 &["topic", "code"],
+            ),
+            dead_lettered: counters(
+                "dead_lettered_total",
+                "Events that the brokers have in the dead-letter topic, by the topic they were meant for and the reason.",
+                &["topic", "reason"],
             ),
             ignored_changes: counters(
                 "ignored_changes_total",
@@ -305,6 +312,7 @@ mod tests {
         metrics.events_published.with_label_values(&["orders"]).inc();
         metrics.published_bytes.with_label_values(&["orders"]).inc_by(5);
         metrics.delivery_errors.with_label_values(&["orders", "MSG_SIZE_TOO_LARGE"]).inc();
+        metrics.dead_lettered.with_label_values(&["orders", "too_large"]).inc();
         metrics.producer_restarts.with_label_values(&["fatal"]).inc();
         metrics.halted.with_label_values(&["poison"]).set(1.0);
         let mut observation = seen(100, 90);
@@ -329,6 +337,7 @@ mod tests {
             "commit_to_ack_seconds",
             "backpressure_seconds_total",
             "delivery_errors_total",
+            "dead_lettered_total",
             "ignored_changes_total",
             "reconnects_total",
             "producer_restarts_total",

@@ -210,8 +210,9 @@ impl Session<'_> {
                     return self.drain(source, sink, signals, by).await;
                 }
             }
-            let more = self.work(source, sink, stages)?;
+            // reports first: the room that they make is used at once, and no other report may follow to wake the loop
             sink.tick(self.clock_ahead_us)?;
+            let more = self.work(source, sink, stages)?;
             let now = Instant::now();
             self.check_link(source, sink, now, signals)?;
             if let Some(update) = self.feedback.due(now, self.received, sink.durable()) {
@@ -369,7 +370,7 @@ impl Session<'_> {
     ) -> Result<(), SessionError> {
         loop {
             match sink.tick(self.clock_ahead_us) {
-                Ok(()) | Err(SinkError::Cleared) => {}
+                Ok(()) | Err(SinkError::Cleared { .. }) => {}
                 Err(error) => {
                     self.goodbye(source, sink).await;
                     return Err(error.into());

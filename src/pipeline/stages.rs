@@ -4,9 +4,9 @@
 
 use super::{Open, SessionError};
 use crate::{
-    config::{Config, OutboxConfig},
+    config::{Config, OnIllegalTopic, OutboxConfig},
     decode::{DecodeError, Decoder, missing},
-    encode::{BadHeaders, Headers, Record},
+    encode::{BadHeaders, Dead, Headers, Record, Unfit},
     route::{RouteError, Router, Routes},
     sink::{Queued, Sink},
     source::pgoutput::{Relation, Row},
@@ -91,28 +91,78 @@ impl Stages {
         sink: &mut S,
     ) -> Result<Sent, SessionError> {
         let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else { return Ok(Sent::NotOurs) };
-        let position = open.position;
-        let poison = |event_id: &[u8], source: PoisonError| SessionError::Poison {
-            event_id: String::from_utf8_lossy(event_id).into_owned(),
+        let (position, commit_us) = (open.position, open.commit_us);
+        let buries = |error: &PoisonError| {
+            let halts =
+                matches!(error, PoisonError::Topic(_)) && self.config.route.on_illegal_topic == OnIllegalTopic::Halt;
+            self.config.kafka.dead_letter_topic.as_deref().filter(|_| !halts)
+        };
+        let poison = |event_id: Option<&[u8]>, source: PoisonError| SessionError::Poison {
+            event_id: String::from_utf8_lossy(event_id.unwrap_or_default()).into_owned(),
             position,
             source,
         };
-        let (event, cells) =
-            table.decoder.decode(row, position, open.commit_us).map_err(|error| poison(b"", error.into()))?;
-        let topic = table.routes.topic(event.event_type, &cells).map_err(|error| poison(event.id, error.into()))?;
-        self.headers.fill(&event, &cells, &table.header_columns).map_err(|error| poison(event.id, error.into()))?;
+        let headers = &mut self.headers;
+        let error = match table.decoder.decode(row, position, commit_us) {
+            Err(error) => PoisonError::from(error),
+            Ok((event, cells)) => {
+                let filled = headers.fill(&event, &cells, &table.header_columns).map_err(PoisonError::from);
+                let topic = table.routes.topic(event.event_type, &cells);
+                let (topic, dead) = match filled.and_then(|()| topic.clone().map_err(PoisonError::from)) {
+                    Ok(topic) => (topic, None),
+                    Err(error) => match buries(&error) {
+                        Some(dead_letter_topic) => (dead_letter_topic, Some(mark(headers, &error, topic.ok()))),
+                        None => return Err(poison(Some(event.id), error)),
+                    },
+                };
+                let record = Record {
+                    topic,
+                    key: event.key,
+                    value: event.payload,
+                    headers,
+                    timestamp_ms: event.timestamp_ms,
+                    event_id: event.id,
+                    dead,
+                };
+                return Ok(sink.enqueue(position, commit_us, &record)?.into());
+            }
+        };
+        let rest = table.decoder.rest(row);
+        let Some(topic) = buries(&error) else { return Err(poison(rest.id, error)) };
+        headers.fill_partly(rest.id, rest.event_type, position);
+        let dead = Some(mark(headers, &error, None));
         let record = Record {
             topic,
-            key: event.key,
-            value: event.payload,
-            headers: &self.headers,
-            timestamp_ms: event.timestamp_ms,
-            event_id: event.id,
+            key: rest.key,
+            value: rest.payload,
+            headers,
+            timestamp_ms: (commit_us / 1000).max(1),
+            event_id: rest.id.unwrap_or_default(),
+            dead,
         };
-        Ok(match sink.enqueue(position, open.commit_us, &record)? {
-            Queued::Accepted => Sent::Yes,
-            Queued::Full => Sent::Full,
-        })
+        Ok(sink.enqueue(position, commit_us, &record)?.into())
+    }
+}
+
+/// Says in the headers of a record why it is dead; `topic` is the one that it was meant for, where that is a legal one.
+fn mark<'a>(headers: &mut Headers, error: &PoisonError, topic: Option<&'a str>) -> Dead<'a> {
+    let (reason, illegal) = match error {
+        PoisonError::Row(_) => ("undecodable", ""),
+        PoisonError::Headers(_) => ("bad_headers", ""),
+        PoisonError::Topic(RouteError::IllegalTopic { topic, .. }) => ("illegal_topic", topic.as_str()),
+        PoisonError::Topic(_) => ("illegal_topic", ""),
+    };
+    let meant_for = topic.unwrap_or(illegal).as_bytes();
+    headers.mark_dead(&Unfit { error: &error.to_string(), topic: meant_for, attempts: 0 });
+    Dead { topic: topic.unwrap_or_default(), reason }
+}
+
+impl From<Queued> for Sent {
+    fn from(queued: Queued) -> Self {
+        match queued {
+            Queued::Accepted => Self::Yes,
+            Queued::Full => Self::Full,
+        }
     }
 }
 

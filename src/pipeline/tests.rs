@@ -257,7 +257,9 @@ impl Sink for ScriptedSink {
     }
 
     fn enqueue(&mut self, _: Position, commit_us: i64, record: &Record<'_>) -> Result<Queued, SinkError> {
-        let Some(ticket) = self.tracker.track(Load { weight: 1, topic: 0, commit_us }) else { return Ok(Queued::Full) };
+        let Some(ticket) = self.tracker.track(Load { weight: 1, commit_us, ..Load::default() }) else {
+            return Ok(Queued::Full);
+        };
         let id: u64 = std::str::from_utf8(record.event_id).unwrap().parse().unwrap();
         self.partitions[usize::try_from(id % PARTITIONS).unwrap()].push_back((ticket, id));
         Ok(Queued::Accepted)

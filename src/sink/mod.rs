@@ -4,8 +4,12 @@
 //! source of what may be confirmed. It knows nothing of Postgres. The shape leaves room for a sink whose position is
 //! written in the same Kafka transaction as the records.
 
+mod dead_letter;
+mod delivered;
+mod isolation;
 pub mod kafka;
 pub mod kafka_error;
+mod known_topics;
 mod produce;
 mod reports;
 mod settings;
@@ -14,7 +18,8 @@ mod topics;
 use std::future::Future;
 
 use crate::{encode::Record, event::Position, lsn::Lsn};
-pub use kafka::{KafkaSink, Mode};
+pub use delivered::Delivered;
+pub use kafka::{KafkaSink, Mode, Sending};
 pub use settings::admin_config;
 
 /// What became of a record that was handed over.
@@ -78,9 +83,12 @@ pub enum SinkError {
         /// librdkafka's name of the error.
         code: String,
     },
-    /// The suspects are all delivered; go back to normal batches.
-    #[error("every suspect record was delivered")]
-    Cleared,
+    /// The suspects are all through; go back to normal batches.
+    #[error("every suspect record is through, {convicted} of them to the dead-letter topic")]
+    Cleared {
+        /// How many went to the dead-letter topic.
+        convicted: u64,
+    },
     /// The producer is dead.
     #[error("the producer failed: {code}")]
     Producer {

@@ -17,6 +17,10 @@ use rdkafka::{
 };
 use tokio::sync::Notify;
 
+use super::{
+    dead_letter::Returned,
+    kafka_error::{self, Verdict},
+};
 use crate::{
     ack::Ticket,
     clock,
@@ -31,8 +35,19 @@ pub struct Report {
     pub ticket: Ticket,
     /// When it became known, Unix µs.
     pub at_us: i64,
-    /// The code and the topic, when it was not delivered.
-    pub failure: Option<Box<(RDKafkaErrorCode, String)>>,
+    /// Set when it was not delivered.
+    pub failure: Option<Box<Failure>>,
+}
+
+/// Why a record was not delivered.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The code.
+    pub code: RDKafkaErrorCode,
+    /// The topic.
+    pub topic: String,
+    /// The record itself, where it was sent alone and may be poison.
+    pub returned: Option<Returned>,
 }
 
 /// Outcomes on their way to the pipeline.
@@ -94,6 +109,8 @@ pub struct Context {
     pub reports: Arc<Reports>,
     /// Where trouble with the brokers is noted.
     pub health: Arc<Health>,
+    /// Each record is sent alone: give back the one that is refused.
+    pub alone: bool,
 }
 
 impl ClientContext for Context {
@@ -131,7 +148,9 @@ impl ProducerContext<NoCustomPartitioner> for Context {
             Ok(_) => None,
             Err((error, message)) => {
                 let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
-                Some(Box::new((code, message.topic().to_owned())))
+                let suspect = self.alone && kafka_error::judge(code) == Verdict::Suspect;
+                let returned = suspect.then(|| Returned::copy(message));
+                Some(Box::new(Failure { code, topic: message.topic().to_owned(), returned }))
             }
         };
         self.reports.push(Report { ticket: Ticket::from_word(word as u64), at_us: clock::unix_us(), failure });

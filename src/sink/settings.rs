@@ -2,18 +2,19 @@
 
 use rdkafka::ClientConfig;
 
-use super::Mode;
+use super::{Mode, Sending};
 use crate::config::KafkaConfig;
 
 /// What walpost sets: first what an operator may change, then what an operator named, then what guards the guarantees.
-pub fn client_config(config: &KafkaConfig, mode: Mode, client_id: &str) -> ClientConfig {
+pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) -> ClientConfig {
     let mut settings = ClientConfig::new();
     let defaults = [
         ("client.id", client_id),
         ("linger.ms", "1"),
         ("compression.type", "lz4"),
-        // what counts is what the broker counts, after compression; its refusal is final, ours would be a guess
-        ("message.max.bytes", "1000000000"),
+        // what counts is what the broker counts, after compression; but no request is larger than a broker takes by default
+        // (socket.request.max.bytes), and what is refused by this is never copied
+        ("message.max.bytes", "104857600"),
         ("batch.num.messages", "10000"),
         ("queue.buffering.max.messages", "1000000"),
         ("queue.buffering.max.kbytes", "2097151"),
@@ -45,8 +46,13 @@ pub fn client_config(config: &KafkaConfig, mode: Mode, client_id: &str) -> Clien
     for (key, value) in guards {
         settings.set(key, value);
     }
-    if mode != Mode::Normal {
+    if let Some(bytes) = sending.batch_bytes {
+        settings.set("batch.size", bytes.to_string());
+    }
+    if sending.mode != Mode::Normal {
         settings.set("batch.num.messages", "1").set("linger.ms", "0");
+        // a refused record that goes to the dead-letter topic leaves a gap; one that ends the run must not
+        settings.set("enable.gapless.guarantee", config.dead_letter_topic.is_none().to_string());
     }
     settings
 }

@@ -128,6 +128,7 @@ impl Stages {
                 headers: &self.headers,
                 timestamp_ms: event.timestamp_ms,
                 event_id: event.id,
+                dead: None,
             };
             black_box(record.weight());
             black_box(&record);
@@ -164,7 +165,7 @@ impl Flight {
     pub fn round(&mut self) {
         self.tickets.clear();
         for number in 1..=IN_FLIGHT {
-            let load = Load { weight: 900, topic: 0, commit_us: COMMIT_US };
+            let load = Load { weight: 900, commit_us: COMMIT_US, ..Load::default() };
             self.tickets.push(self.tracker.track(load).expect("within the bounds"));
             if number % PER_TRANSACTION == 0 {
                 self.end.0 += 1;

@@ -7,6 +7,7 @@ mod services;
 mod access;
 mod catalog;
 mod crashes;
+mod dead_letters;
 mod delivery;
 mod demo;
 mod denied;

@@ -1,0 +1,309 @@
+//! [`Supervisor`]: sessions, one after the other, until one ends as asked or an error needs a human.
+//!
+//! A session is a producer, a connection and a stream. What one has learned that the next must know (a topic that refuses, a
+//! batch to take apart, what the brokers have beyond the slot) is kept here.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    backoff::Backoff,
+    config::Config,
+    error::{Verdict, chain, judge},
+    lsn::Lsn,
+    observe::{Health, Metrics, Part, Progress},
+    pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
+    prepare::prepare,
+    sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
+    source::{Replication, SourceError, Wire, slot},
+};
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// As it was asked to.
+    Stopped,
+    /// By an error that needs a human.
+    Halted,
+    /// The slot is lost: events may be missing.
+    SlotLost,
+}
+
+impl Ended {
+    /// The process's exit code.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Stopped => 0,
+            Self::Halted => 1,
+            Self::SlotLost => 3,
+        }
+    }
+}
+
+/// What the parts of a run share.
+#[derive(Clone)]
+pub struct Shared {
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// Where the pipeline stands.
+    pub progress: Arc<Progress>,
+    /// What is wrong.
+    pub health: Arc<Health>,
+}
+
+/// Waits between tries to reach Postgres; the first is short, since most losses are short.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// A standby asks for the slot this often, so that it takes over soon after the holder's death.
+const STANDBY_WAIT: Duration = Duration::from_secs(1);
+/// The shortest wait where somebody has to mend something.
+const SLOW_WAIT: Duration = Duration::from_secs(2);
+/// A session that lasted this long was progress.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// librdkafka's `batch.size`, and what it is divided by while it is too large for a topic.
+const DEFAULT_BATCH_BYTES: u32 = 1_000_000;
+const SHRINK_BY: u32 = 8;
+/// librdkafka's name of the error.
+const TOO_LARGE: &str = "MessageSizeTooLarge";
+/// A stopping server is left alone for a moment.
+const STOPPING_WAIT: Duration = Duration::from_secs(2);
+
+/// Runs sessions until one ends as asked or an error needs a human.
+pub struct Supervisor {
+    config: Config,
+    shared: Shared,
+    signals: Signals,
+    stages: Stages,
+    sending: Sending,
+    /// The last batch that was refused was refused for its size.
+    was_too_large: bool,
+    /// What the brokers have beyond the slot.
+    delivered: Delivered,
+    /// The producer, when nothing was sent by it yet.
+    spare: Option<KafkaSink>,
+    refused: Option<String>,
+    /// The slot was held in this process: when it is gone, it was taken away.
+    held: bool,
+    /// Turns true once tables, publication and slot are there.
+    pub(crate) prepared: watch::Sender<bool>,
+}
+
+impl Supervisor {
+    /// Compiles the routes; the configuration is valid otherwise.
+    pub fn new(config: Config, shared: Shared, signals: Signals) -> Result<Self, crate::route::RouteError> {
+        let stages = Stages::new(&config)?;
+        Ok(Self {
+            config,
+            shared,
+            signals,
+            stages,
+            sending: Sending { mode: Mode::Normal, batch_bytes: None },
+            was_too_large: false,
+            delivered: Delivered::default(),
+            spare: None,
+            refused: None,
+            held: false,
+            prepared: watch::Sender::new(false),
+        })
+    }
+
+    /// Runs.
+    pub async fn run(mut self) -> Ended {
+        let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+        loop {
+            let began = Instant::now();
+            let outcome = self.session().await;
+            self.shared.progress.set_streaming(false);
+            let error = match outcome {
+                Ok(()) => return Ended::Stopped,
+                Err(error) if self.wish() > Wish::Run => {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "stopped before everything was confirmed; the rest comes again"
+                    );
+                    return Ended::Stopped;
+                }
+                Err(error) => error,
+            };
+            if began.elapsed() >= PROGRESS {
+                backoff.reset();
+            }
+            match self.after(&error, &mut backoff) {
+                Err(ended) => return ended,
+                Ok(wait) => {
+                    let _ = tokio::time::timeout(wait, self.signals.wish.wait_for(|wish| *wish > Wish::Run)).await;
+                    if self.wish() > Wish::Run {
+                        return Ended::Stopped;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wish(&self) -> Wish {
+        *self.signals.wish.borrow()
+    }
+
+    /// One session: a producer, a connection, a stream.
+    async fn session(&mut self) -> Result<(), SessionError> {
+        // first the producer: it connects while Postgres is asked
+        let mut sink = match self.spare.take() {
+            Some(sink) => sink,
+            None => self.make_sink()?,
+        };
+        let mut wish = self.signals.wish.clone();
+        let connected = tokio::select! {
+            biased;
+            _ = wish.wait_for(|wish| *wish > Wish::Run) => return Ok(()),
+            connected = self.connect() => connected,
+        };
+        let outcome = match connected {
+            Err(error) => Err(error),
+            Ok((mut source, confirmed)) => {
+                self.shared.progress.set_streaming(true);
+                self.shared.health.well(Part::Stream);
+                tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
+                let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+                let stages = (&mut self.stages, confirmed);
+                sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
+                let outcome = run_session(&mut source, &mut sink, stages, &mut self.signals, telltale).await;
+                self.refused = sink.refused().map(str::to_owned);
+                self.delivered = sink.leave_delivered();
+                outcome
+            }
+        };
+        if sink.is_fresh() && !matches!(outcome, Err(SessionError::Sink(_))) {
+            self.spare = Some(sink);
+        }
+        outcome
+    }
+
+    fn make_sink(&self) -> Result<KafkaSink, SinkError> {
+        let (kafka, limits) = (&self.config.kafka, self.config.limits);
+        let client_id = format!("walpost-{}", self.config.postgres.slot);
+        let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        KafkaSink::start(kafka, limits, self.sending, &client_id, watchers)
+    }
+
+    async fn connect(&mut self) -> Result<(Replication, Lsn), SessionError> {
+        let postgres = &self.config.postgres;
+        let prepared = *self.prepared.borrow();
+        let mut wire = if prepared {
+            Wire::connect(&postgres.conninfo).await?
+        } else {
+            // both links at once: a start should not wait for one after the other
+            let (wire, prepared) = tokio::join!(Wire::connect(&postgres.conninfo), prepare(&self.config));
+            let wire = wire?; // it names what to do about the commonest faults
+            prepared?;
+            self.prepared.send_replace(true);
+            wire
+        };
+        let found = match slot::look(&mut wire, &postgres.slot).await {
+            Err(SourceError::SlotMissing(slot)) if self.held => {
+                let reason = "it was dropped while walpost used it".to_owned();
+                return Err(SourceError::SlotLost { slot, reason }.into());
+            }
+            found => found?,
+        };
+        let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
+        if std::mem::replace(&mut self.held, true) {
+            self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
+        }
+        Ok((stream, found.confirmed))
+    }
+
+    /// What follows an error: a wait, or the end.
+    fn after(&mut self, error: &SessionError, backoff: &mut Backoff) -> Result<Duration, Ended> {
+        let text = chain(error);
+        self.note(error);
+        let (hint, ended) = match judge(error) {
+            Verdict::Retry => ("", None),
+            Verdict::RetrySlowly(hint) => (hint, None),
+            Verdict::Halt(hint) => (hint, Some(Ended::Halted)),
+            Verdict::SlotLost(hint) => (hint, Some(Ended::SlotLost)),
+        };
+        if let Some(ended) = ended {
+            self.shared.health.trouble(Part::Stream, format!("halted: {text}; {hint}"));
+            self.shared.metrics.halted.with_label_values(&[reason(error)]).set(1.0);
+            tracing::error!(error = text, remedy = hint, "halted");
+            return Err(ended);
+        }
+        if matches!(error, SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. })) {
+            tracing::warn!(error = text, "starting over with another way of sending");
+            return Ok(Duration::ZERO);
+        }
+        let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));
+        let mut wait = backoff.next_wait();
+        if slot_is_taken(error) {
+            wait = wait.min(STANDBY_WAIT);
+        }
+        if !hint.is_empty() {
+            wait = wait.max(SLOW_WAIT);
+        }
+        if matches!(error, SessionError::Source(SourceError::ServerStopping)) {
+            wait = wait.max(STOPPING_WAIT);
+        }
+        if fresh {
+            tracing::warn!(error = text, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
+        }
+        Ok(wait)
+    }
+
+    fn note(&mut self, error: &SessionError) {
+        let metrics = &self.shared.metrics;
+        let SessionError::Sink(error) = error else { return };
+        metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
+        match error {
+            SinkError::Suspect { until, code, .. } => {
+                self.was_too_large = code == TOO_LARGE;
+                self.sending.mode = Mode::Isolate { until: *until };
+            }
+            SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
+            SinkError::Cleared { convicted: 0 } if self.was_too_large => self.shrink_batches(),
+            _ => self.sending.mode = Mode::Normal,
+        }
+    }
+}
+
+impl Supervisor {
+    /// A batch was too large and none of its records was: a topic takes less than the producer's default.
+    fn shrink_batches(&mut self) {
+        let bytes = (self.sending.batch_bytes.unwrap_or(DEFAULT_BATCH_BYTES) / SHRINK_BY).max(1);
+        tracing::warn!(bytes, "a topic takes smaller batches than others; from now on no batch is larger than this");
+        self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes) };
+    }
+}
+
+fn slot_is_taken(error: &SessionError) -> bool {
+    matches!(error, SessionError::Source(SourceError::Server(error)) if error.code == "55006")
+}
+
+fn part(error: &SessionError) -> Part {
+    match error {
+        SessionError::Sink(SinkError::Refused { .. }) => Part::Topic,
+        SessionError::Sink(_) => Part::Kafka,
+        _ => Part::Stream,
+    }
+}
+
+fn sink_reason(error: &SinkError) -> &'static str {
+    match error {
+        SinkError::Refused { .. } => "topic_refused",
+        SinkError::Suspect { .. } => "batch_refused",
+        SinkError::Poison { .. } => "poison",
+        SinkError::Cleared { .. } => "isolation_over",
+        SinkError::Producer { .. } => "producer_failed",
+        SinkError::Settings(_) => "settings",
+    }
+}
+
+fn reason(error: &SessionError) -> &'static str {
+    match error {
+        SessionError::Source(SourceError::SlotLost { .. }) => "slot_lost",
+        SessionError::Source(_) | SessionError::Prepare(_) => "postgres",
+        SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
+        SessionError::Sink(_) => "kafka",
+        SessionError::Table { .. } => "table",
+    }
+}
