@@ -10,11 +10,14 @@ use tokio::sync::watch;
 use crate::{
     check::{self, Severity},
     config::Config,
-    observe::{self, Metrics, Monitor, View},
+    observe::{self, Health, Metrics, Monitor, View},
     pipeline::{Signals, Wish},
     sql,
     supervisor::{Ended, Shared, Supervisor},
 };
+
+/// How often the pipeline's thread shows that it is alive.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +41,8 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let shared = Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::default() };
+    let shared =
+        Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::new(Health::starting()) };
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
@@ -103,6 +107,13 @@ async fn tell_findings(config: &Config) {
 
 fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Runtime)?;
+    let progress = supervisor.progress();
+    runtime.spawn(async move {
+        loop {
+            progress.beat();
+            tokio::time::sleep(HEARTBEAT).await;
+        }
+    });
     Ok(runtime.block_on(supervisor.run()))
 }
 

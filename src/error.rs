@@ -21,6 +21,8 @@ pub enum Verdict {
     RetrySlowly(&'static str),
     /// Stop: exit code 1. Says what to do.
     Halt(&'static str),
+    /// Stop: exit code 2. Says what to do.
+    Misconfigured(&'static str),
     /// Stop: exit code 3, events may be missing and a human must decide. Says what to do.
     SlotLost(&'static str),
 }
@@ -36,6 +38,9 @@ pub fn judge(error: &SessionError) -> Verdict {
         SessionError::Sink(error) => judge_sink(error),
         SessionError::Table { source: TableError::Columns(_), .. } => Verdict::Halt(
             "map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table",
+        ),
+        SessionError::Table { source: TableError::Renamed(_), .. } => Verdict::Halt(
+            "name the table's new name in outbox.table, or rename it back; the slot keeps its position, so nothing is lost",
         ),
         SessionError::Table { source: TableError::Routes(_), .. } => {
             Verdict::Halt("name only columns of the table in route.topic and route.rules")
@@ -152,7 +157,7 @@ fn judge_sink(error: &SinkError) -> Verdict {
             "let the topic take it (for a record that is too large: raise max.message.bytes), or route its event type elsewhere; \
              the slot keeps its position, so nothing is lost",
         ),
-        SinkError::Settings(_) => Verdict::Halt("mend [kafka] in the configuration"),
+        SinkError::Settings(_) => Verdict::Misconfigured("mend [kafka] in the configuration"),
     }
 }
 

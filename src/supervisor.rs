@@ -26,6 +26,8 @@ pub enum Ended {
     Stopped,
     /// By an error that needs a human.
     Halted,
+    /// By a setting that only showed its fault when it was used.
+    Misconfigured,
     /// The slot is lost: events may be missing.
     SlotLost,
 }
@@ -36,6 +38,7 @@ impl Ended {
         match self {
             Self::Stopped => 0,
             Self::Halted => 1,
+            Self::Misconfigured => 2,
             Self::SlotLost => 3,
         }
     }
@@ -106,6 +109,11 @@ impl Supervisor {
             held: false,
             prepared: watch::Sender::new(false),
         })
+    }
+
+    /// Where it tells how it stands.
+    pub fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.shared.progress)
     }
 
     /// Runs.
@@ -221,6 +229,7 @@ impl Supervisor {
             Verdict::Retry => ("", None),
             Verdict::RetrySlowly(hint) => (hint, None),
             Verdict::Halt(hint) => (hint, Some(Ended::Halted)),
+            Verdict::Misconfigured(hint) => (hint, Some(Ended::Misconfigured)),
             Verdict::SlotLost(hint) => (hint, Some(Ended::SlotLost)),
         };
         if let Some(ended) = ended {

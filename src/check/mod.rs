@@ -94,7 +94,9 @@ async fn replication_link(config: &Config, findings: &mut Findings) {
 
 fn hint(error: SourceError) -> String {
     let hint = match error::judge(&SessionError::from(error)) {
-        Verdict::RetrySlowly(hint) | Verdict::Halt(hint) | Verdict::SlotLost(hint) => hint,
+        Verdict::RetrySlowly(hint) | Verdict::Halt(hint) | Verdict::Misconfigured(hint) | Verdict::SlotLost(hint) => {
+            hint
+        }
         Verdict::Retry => "check host, port and network in postgres.url",
     };
     hint.to_owned()

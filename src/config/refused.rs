@@ -61,6 +61,19 @@ fn secret(name: &str) -> bool {
     ["password", "secret", "pem", "passphrase", "oauthbearer", "username", "key"].iter().any(|part| name.contains(part))
 }
 
+/// Second names of properties that walpost has settings of its own for: (second name, the one that walpost uses). Under two
+/// names in one client, either value may win.
+const ALIASES: &[(&str, &str)] = &[
+    ("queue.buffering.max.ms", "linger.ms"),
+    ("compression.codec", "compression.type"),
+    ("sasl.mechanisms", "sasl.mechanism"),
+];
+
+/// The one name of a property that has several.
+pub(super) fn canonical(name: &str) -> &str {
+    ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, canonical)| canonical)
+}
+
 const LEAVE: &str = "leave it out";
 
 /// (property, why it is refused, what to do instead)

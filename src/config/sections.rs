@@ -269,7 +269,7 @@ fn broker_default_or(section: &mut Section<'_>, key: &str, most: i32) -> i32 {
 
 fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
     let key = "properties";
-    let mut properties = Vec::new();
+    let mut properties: Vec<(String, Secret)> = Vec::new();
     let mut secured = None;
     for (name, Node { value, at }) in flatten(section.dotted_map(key)) {
         let value = match value {
@@ -282,9 +282,13 @@ fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
             }
         };
         match refused::check(&name, &value) {
+            Ok(()) if properties.iter().any(|(taken, _)| taken == refused::canonical(&name)) => {
+                let what = format!("{name} is set under two names: {} is the same", refused::canonical(&name));
+                section.fault(&at, key, what, "leave one of them out");
+            }
             Ok(()) => {
                 secured = secured.or_else(|| refused::security(&name).then(|| at.clone()));
-                properties.push((name, Secret::new(value)));
+                properties.push((refused::canonical(&name).to_owned(), Secret::new(value)));
             }
             Err(refusal) => section.fault(&at, key, format!("{name} {}", refusal.what), refusal.remedy),
         }

@@ -285,6 +285,18 @@ fn properties_that_hold_up_a_guarantee_are_refused_with_the_reason() {
 }
 
 #[test]
+fn a_property_with_two_names_is_set_under_one() {
+    let config = file("[kafka.properties]\n'compression.codec' = 'zstd'\n'queue.buffering.max.ms' = 7").unwrap();
+    let set = |name: &str| config.kafka.properties.iter().find(|(set, _)| set == name).map(|(_, value)| value.expose());
+    assert_eq!(
+        (set("compression.type"), set("linger.ms"), config.kafka.properties.len()),
+        (Some("zstd"), Some("7"), 2)
+    );
+    let text = "[kafka.properties]\n'compression.codec' = 'zstd'\n'compression.type' = 'lz4'";
+    assert!(only_fault(file(text)).contains("under two names"));
+}
+
+#[test]
 fn properties_are_checked_by_librdkafka_itself() {
     let text = "[kafka.properties]\ncompression.type = 'foo'\nlinger.millis = 5\n'linger.ms' = -3";
     let text = faults(file(text));

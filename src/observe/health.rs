@@ -36,7 +36,17 @@ pub struct Health {
     last_error: Mutex<Option<String>>,
 }
 
+/// Until a broker has answered for the first time.
+pub const NOT_REACHED_YET: &str = "no broker has answered yet";
+
 impl Health {
+    /// That of a process that has reached nothing yet: not ready.
+    pub fn starting() -> Self {
+        let health = Self::default();
+        lock(&health.troubles).insert(Part::Kafka, NOT_REACHED_YET.to_owned());
+        health
+    }
+
     /// Notes a trouble. Returns true when it is new or its reason changed (so that it is logged once).
     pub fn trouble(&self, part: Part, reason: impl Into<String>) -> bool {
         let reason = reason.into();

@@ -25,6 +25,8 @@ use super::{metrics, status::View};
 const MAX_CONNECTIONS: usize = 64;
 /// How long a connection may take, from its first byte to its last.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// A pipeline thread that shows no life for so long hangs; it beats every second, whatever it waits for.
+const HANGS_AFTER: Duration = Duration::from_mins(1);
 /// Request line and headers, at most (bytes).
 const MAX_HEAD: usize = 16 * 1024;
 /// After a failed accept (out of file descriptors, mostly).
@@ -84,11 +86,18 @@ fn router(view: View) -> Router {
             "/metrics",
             get(async |State(view): State<View>| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], view.metrics())),
         )
-        .route("/livez", get(async || "alive\n"))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .fallback(async || (StatusCode::NOT_FOUND, "there are /metrics, /livez, /readyz and /status\n"))
         .with_state(view)
+}
+
+async fn livez(State(view): State<View>) -> impl IntoResponse {
+    if view.progress.silent_for(HANGS_AFTER) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline's thread hangs; restart walpost\n");
+    }
+    (StatusCode::OK, "alive\n")
 }
 
 async fn readyz(State(view): State<View>) -> impl IntoResponse {
@@ -133,6 +142,9 @@ mod tests {
         assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
         let unready = get(address, "/readyz").await;
         assert!(unready.starts_with("HTTP/1.1 503 ") && unready.contains("\r\n\r\nstream: "), "{unready}");
+        view.progress.beat();
+        assert!(view.progress.silent_for(Duration::ZERO) && !view.progress.silent_for(HANGS_AFTER));
+        assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
         view.progress.set_streaming(true);
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200 "));
         let metrics = get(address, "/metrics").await;

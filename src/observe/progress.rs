@@ -1,8 +1,11 @@
 //! [`Progress`]: where the pipeline stands, written by its thread and read by whoever looks.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
-    time::Duration,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use crate::lsn::Lsn;
@@ -17,6 +20,7 @@ pub struct Progress {
     oldest_commit_us: AtomicI64,
     clock_ahead_us: AtomicI64,
     streaming: AtomicBool,
+    beat: Mutex<Option<Instant>>,
 }
 
 impl Progress {
@@ -28,6 +32,16 @@ impl Progress {
         self.in_flight_events.store(in_flight.0, Relaxed);
         self.in_flight_bytes.store(in_flight.1, Relaxed);
         self.oldest_commit_us.store(oldest_commit_us, Relaxed);
+    }
+
+    /// Notes that the pipeline's thread is alive.
+    pub fn beat(&self) {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether the pipeline's thread has shown no life for so long; false before its first sign.
+    pub fn silent_for(&self, limit: Duration) -> bool {
+        self.beat.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|beat| beat.elapsed() > limit)
     }
 
     /// Notes by how many µs the server's clock is ahead of ours.

@@ -21,6 +21,16 @@ pub enum TableError {
     /// Its routes.
     #[error(transparent)]
     Routes(#[from] RouteError),
+    /// Its name.
+    #[error(transparent)]
+    Renamed(#[from] Renamed),
+}
+
+/// An outbox table has another name now, and no outbox has that name.
+#[derive(Debug, thiserror::Error)]
+#[error("it was renamed to {new}, which is no outbox of the configuration, and rows are written to it")]
+pub struct Renamed {
+    new: String,
 }
 
 /// Why an event cannot be published.
@@ -42,12 +52,16 @@ pub struct Stages {
     config: Config,
     router: Router,
     tables: Vec<Table>,
+    /// Outbox tables that lost their name in this session: oid, name before, name now.
+    renamed: Vec<(u32, String, String)>,
     headers: Headers,
 }
 
 /// One outbox table as last described.
 struct Table {
     oid: u32,
+    /// Schema and name, for errors.
+    name: String,
     decoder: Decoder,
     routes: Routes,
     header_columns: Vec<(String, usize)>,
@@ -57,21 +71,38 @@ impl Stages {
     /// Compiles the routes. Tables are bound when the server describes them.
     pub fn new(config: &Config) -> Result<Self, RouteError> {
         let router = Router::new(&config.route)?;
-        Ok(Self { config: config.clone(), router, tables: Vec::new(), headers: Headers::default() })
+        Ok(Self {
+            config: config.clone(),
+            router,
+            tables: Vec::new(),
+            renamed: Vec::new(),
+            headers: Headers::default(),
+        })
     }
 
     /// Forgets all descriptions: they belong to a connection.
     pub fn forget(&mut self) {
         self.tables.clear();
+        self.renamed.clear();
+    }
+
+    fn old_name(&self, oid: u32) -> Option<String> {
+        self.renamed.iter().find_map(|(renamed, before, _)| (*renamed == oid).then(|| before.clone()))
     }
 
     pub(super) fn describe(&mut self, relation: &Relation) -> Result<(), SessionError> {
-        self.tables.retain(|table| table.oid != relation.oid);
+        let before = self.tables.iter().position(|table| table.oid == relation.oid);
+        let before = before.map(|index| self.tables.swap_remove(index).name).or_else(|| self.old_name(relation.oid));
         let name = format!("{}.{}", relation.schema, relation.table);
         let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
         let ours =
             |outbox: &&OutboxConfig| outbox.table.schema == relation.schema && outbox.table.table == relation.table;
-        let Some(outbox) = self.config.outboxes.iter().find(ours) else { return Ok(()) };
+        self.renamed.retain(|(oid, ..)| *oid != relation.oid);
+        let Some(outbox) = self.config.outboxes.iter().find(ours) else {
+            // no error yet: a table that was swapped out may be emptied or altered, only new rows in it would be missed
+            self.renamed.extend(before.map(|before| (relation.oid, before, name.clone())));
+            return Ok(());
+        };
         let decoder = Decoder::new(relation, outbox).map_err(|error| failed(error.into()))?;
         let routes = self.router.bind(&decoder, &name).map_err(|error| failed(error.into()))?;
         let index = |(header, column): &(String, String)| {
@@ -79,7 +110,7 @@ impl Stages {
             decoder.index_of(column).map(|index| (header.clone(), index)).ok_or_else(|| failed(absent().into()))
         };
         let header_columns = outbox.header_columns.iter().map(index).collect::<Result<_, _>>()?;
-        self.tables.push(Table { oid: relation.oid, decoder, routes, header_columns });
+        self.tables.push(Table { oid: relation.oid, name, decoder, routes, header_columns });
         Ok(())
     }
 
@@ -90,7 +121,12 @@ impl Stages {
         open: Open,
         sink: &mut S,
     ) -> Result<Sent, SessionError> {
-        let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else { return Ok(Sent::NotOurs) };
+        let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else {
+            let renamed = self.renamed.iter().find(|(renamed, ..)| *renamed == oid);
+            return renamed.map_or(Ok(Sent::NotOurs), |(_, before, new)| {
+                Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() })
+            });
+        };
         let (position, commit_us) = (open.position, open.commit_us);
         let buries = |error: &PoisonError| {
             let halts =

@@ -12,7 +12,7 @@ mod poison;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -112,7 +112,8 @@ impl KafkaSink {
         let settings = client_config(config, sending, client_id);
         let reports = Arc::new(Reports::default());
         let alone = sending.mode != Mode::Normal;
-        let context = Context { reports: Arc::clone(&reports), health: Arc::clone(&health), alone };
+        let context =
+            Context { reports: Arc::clone(&reports), health: Arc::clone(&health), cause: Mutex::default(), alone };
         let failed = |error: rdkafka::error::KafkaError| SinkError::Settings(error.to_string());
         let producer: Arc<SessionProducer> = Arc::new(settings.create_with_context(context).map_err(failed)?);
         let stop = Arc::new(AtomicBool::new(false));

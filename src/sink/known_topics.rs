@@ -115,8 +115,8 @@ impl Topics {
                 self.release(name);
                 self.open(name).map(Some)
             }
-            Some(TopicState::Absent(why)) => {
-                self.hold(name, &why);
+            Some(TopicState::Absent { code, why }) => {
+                self.hold(name, &code, &why);
                 Ok(None)
             }
             None => {
@@ -161,12 +161,12 @@ impl Topics {
         Ok(number)
     }
 
-    fn hold(&mut self, topic: &str, why: &str) {
+    fn hold(&mut self, topic: &str, code: &str, why: &str) {
         let reason =
             format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
         if self.health.trouble(Part::Topic, reason) {
             tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
-            self.metrics.delivery_errors.with_label_values(&[topic, "UnknownTopicOrPartition"]).inc();
+            self.metrics.delivery_errors.with_label_values(&[topic, code]).inc();
         }
     }
 

@@ -109,6 +109,8 @@ pub struct Context {
     pub reports: Arc<Reports>,
     /// Where trouble with the brokers is noted.
     pub health: Arc<Health>,
+    /// What was last said of a single broker that cannot be reached: the cause to name when none can.
+    pub cause: Mutex<Option<String>>,
     /// Each record is sent alone: give back the one that is refused.
     pub alone: bool,
 }
@@ -126,14 +128,20 @@ impl ClientContext for Context {
                 self.reports.fatal.store(true, Relaxed);
                 self.reports.nudge();
             }
-            RDKafkaErrorCode::AllBrokersDown
-            | RDKafkaErrorCode::Authentication
+            RDKafkaErrorCode::AllBrokersDown => {
+                let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let cause = cause.unwrap_or_else(|| code.to_string());
+                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause}")) {
+                    tracing::warn!(cause, reason, "kafka is unreachable");
+                }
+            }
+            // said of one broker; others may serve
+            RDKafkaErrorCode::Authentication
             | RDKafkaErrorCode::SaslAuthenticationFailed
             | RDKafkaErrorCode::SSL
             | RDKafkaErrorCode::Resolve => {
-                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {code}")) {
-                    tracing::warn!(%code, reason, "kafka is unreachable");
-                }
+                *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{code}: {reason}"));
+                tracing::debug!(%code, reason, "a broker is unreachable");
             }
             _ => tracing::debug!(%code, reason, "kafka client error"),
         }

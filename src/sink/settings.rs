@@ -61,10 +61,9 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
 pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
     let mut settings = ClientConfig::new();
     settings.set("bootstrap.servers", &config.brokers).set("log_level", "0");
+    // it is a producer as well, as librdkafka sees it, so whatever leads to the brokers leads it there too
     for (key, value) in &config.properties {
-        if key.starts_with("security.") || key.starts_with("sasl.") || key.starts_with("ssl.") {
-            settings.set(key, value.expose());
-        }
+        settings.set(key, value.expose());
     }
     settings
 }

@@ -22,10 +22,10 @@ use rdkafka::{
     producer::Producer,
 };
 
-use super::{produce::SessionProducer, reports::Reports};
+use super::{kafka_error, produce::SessionProducer, reports::Reports};
 use crate::{
     config::KafkaConfig,
-    observe::{Health, Part},
+    observe::{Health, NOT_REACHED_YET, Part},
 };
 
 /// How often the brokers are asked when nothing is to be known.
@@ -35,13 +35,20 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// How long one answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(4);
 
+const UNKNOWN: RDKafkaErrorCode = RDKafkaErrorCode::UnknownTopicOrPartition;
+
 /// What is known of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TopicState {
     /// It is there.
     Present,
-    /// It is not, or may not be seen; says why.
-    Absent(String),
+    /// It is not, or may not be seen.
+    Absent {
+        /// librdkafka's name of the error.
+        code: String,
+        /// In words.
+        why: String,
+    },
 }
 
 /// What the thread shares with the sink.
@@ -137,16 +144,16 @@ impl Watch {
     fn settle(&mut self, topic: &str) -> bool {
         let state = match self.fetch(Some(topic)) {
             Ok(None) => TopicState::Present,
-            Ok(Some(RDKafkaErrorCode::UnknownTopicOrPartition)) => {
+            Ok(Some(UNKNOWN)) => {
                 match self.create.as_mut().map(|create| create.topic(topic)) {
-                    None => TopicState::Absent("it does not exist".to_owned()),
+                    None => absent(UNKNOWN, "it does not exist".to_owned()),
                     Some(Ok(())) => return false, // asked for again at once, until every broker knows it
                     Some(Err(problem)) => {
-                        TopicState::Absent(format!("it does not exist and cannot be created: {problem}"))
+                        absent(UNKNOWN, format!("it does not exist and cannot be created: {problem}"))
                     }
                 }
             }
-            Ok(Some(code)) => TopicState::Absent(code.to_string()),
+            Ok(Some(code)) => absent(code, code.to_string()),
             Err(_) => return false, // the brokers' trouble, noted already
         };
         let present = state == TopicState::Present;
@@ -178,7 +185,8 @@ impl Watch {
             }
             Err(error) => {
                 let reason = "kafka is unreachable: no broker answers".to_owned();
-                let told = self.health.troubles().iter().any(|(part, _)| *part == Part::Kafka);
+                let told = |(part, reason): &(Part, String)| *part == Part::Kafka && reason != NOT_REACHED_YET;
+                let told = self.health.troubles().iter().any(told);
                 if !told && !self.shared.stop.load(Relaxed) && self.health.trouble(Part::Kafka, reason) {
                     tracing::warn!(%error, "kafka is unreachable: no broker answers");
                 }
@@ -186,6 +194,10 @@ impl Watch {
             }
         }
     }
+}
+
+fn absent(code: RDKafkaErrorCode, why: String) -> TopicState {
+    TopicState::Absent { code: kafka_error::name(code), why }
 }
 
 /// Creates missing topics.

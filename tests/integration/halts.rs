@@ -97,6 +97,39 @@ fn a_record_that_is_too_large_is_found_among_innocents_and_a_larger_limit_resume
     });
 }
 
+/// Only new rows in it would be missed: what maintenance does to a table that was swapped out is none of our business.
+#[test]
+fn a_renamed_outbox_halts_when_it_gets_a_row_and_a_swapped_in_one_is_followed() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        outbox.execute("ALTER TABLE outbox ADD PRIMARY KEY (id)");
+        let topic = outbox.topic("t", 1);
+        let walpost = outbox.relay(&[]);
+        let publication = outbox.database.name();
+        outbox.execute(&format!("ALTER PUBLICATION {publication} SET (publish = 'insert, delete')"));
+        outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+        outbox.execute(&format!(
+            "ALTER TABLE outbox RENAME TO old; {TABLE}; ALTER PUBLICATION {publication} ADD TABLE outbox;
+             INSERT INTO outbox VALUES ('2', 't', 'k', ''); DELETE FROM old"
+        ));
+        outbox.wait_until_confirmed();
+        assert_eq!(ids(&outbox, &topic), ["1", "2"]);
+        outbox.execute("INSERT INTO old VALUES ('3', 't', 'k', '')");
+        assert_eq!(walpost.wait(PATIENCE).code(), Some(1), "{}", walpost.log());
+        claim_said(&walpost.log(), &["public.outbox", "renamed to public.old", "outbox.table"]);
+    });
+}
+
+/// Each is legal by itself; only the producer tells.
+#[test]
+fn settings_that_do_not_fit_together_are_a_fault_of_the_configuration() {
+    let outbox = Outbox::shared(Version::NEWEST);
+    let env =
+        [("WALPOST_KAFKA_PROPERTIES_BATCH_SIZE", "100"), ("WALPOST_KAFKA_PROPERTIES_RECONNECT_BACKOFF_MAX_MS", "1")];
+    let log = halted(&outbox, &env, 2);
+    claim_said(&log, &["reconnect.backoff", "[kafka]"]);
+}
+
 #[test]
 fn rows_older_than_the_slot_must_be_decided_about() {
     at_both_ends(|version| {

@@ -1,6 +1,6 @@
 //! Links that break, and servers that go and come back.
 
-use std::{thread, time::Duration};
+use std::{net::TcpListener, thread, time::Duration};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -231,6 +231,18 @@ fn a_server_that_is_down_at_the_start_is_waited_for() {
     insert_one_by_one(&outbox, 0..10);
     outbox.wait_until_confirmed();
     assert_eq!(deliveries(&outbox.kafka.read_all(&[&topic])).len(), 10);
+}
+
+#[test]
+fn until_a_broker_has_answered_walpost_is_not_ready() {
+    let outbox = Outbox::shared(Version::NEWEST);
+    let nobody =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").to_string();
+    let walpost = outbox.relay(&[("WALPOST_KAFKA_BROKERS", &nobody)]);
+    stays(Duration::from_secs(3), "it is not ready", || {
+        let answer = walpost.get("/readyz");
+        answer.status == 503 && answer.body.contains("kafka:")
+    });
 }
 
 const REPLICATION_RECONNECTS: &str = "walpost_reconnects_total{side=\"replication\"}";
