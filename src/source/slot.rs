@@ -139,7 +139,13 @@ pub async fn create(
     refuse_obvious(sql, outboxes).await?;
     let mut wire = Wire::connect(conninfo).await?;
     tracing::info!(slot, "creating the replication slot: this waits for all running transactions of the cluster");
-    let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput EXPORT_SNAPSHOT", quote_identifier(slot));
+    // since 17 a slot can follow its primary to a standby that synchronizes slots
+    let options = if server_version(&mut wire).await? >= 170_000 {
+        "(SNAPSHOT 'export', FAILOVER true)"
+    } else {
+        "EXPORT_SNAPSHOT"
+    };
+    let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_identifier(slot));
     let rows = wire.query(&command).await?;
     let text = |index: usize| rows.first().and_then(|row| row.get(index)).and_then(Option::as_deref);
     let (Some(consistent_point), Some(snapshot)) = (text(1).and_then(|lsn| lsn.parse().ok()), text(2)) else {

@@ -12,6 +12,7 @@ mod delivery;
 mod demo;
 mod denied;
 mod deploy;
+mod failover;
 mod frost;
 mod halts;
 mod ledger;

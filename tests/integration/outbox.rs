@@ -90,6 +90,14 @@ impl<'a> Outbox<'a> {
         outbox
     }
 
+    /// The same outbox on a standby of its server.
+    pub fn on<'b>(&self, standby: &'b Postgres) -> Outbox<'b>
+    where
+        'a: 'b,
+    {
+        Outbox { database: self.database.on(standby), kafka: self.kafka, client: Mutex::default() }
+    }
+
     /// Creates a topic with so many partitions and returns its whole name.
     pub fn topic(&self, event_type: &str, partitions: i32) -> String {
         let name = self.topic_name(event_type);

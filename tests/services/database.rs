@@ -20,6 +20,11 @@ impl<'a> Database<'a> {
         Self { server, name }
     }
 
+    /// The same database on a standby of its server.
+    pub fn on<'b>(&self, standby: &'b Postgres) -> Database<'b> {
+        Database { server: standby, name: self.name.clone() }
+    }
+
     /// Its name: unique in the run; also fit to be a slot, a publication or the prefix of topics.
     pub fn name(&self) -> &str {
         &self.name

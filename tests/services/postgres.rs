@@ -158,6 +158,47 @@ impl Postgres {
         server
     }
 
+    /// A standby of this server, which is stopped for the moment that the copy takes and started again. `settings` are the
+    /// standby's own.
+    pub fn standby(&self, settings: &Settings) -> Self {
+        self.stop(Stop::Fast);
+        let folder = run::folder(&self.version.label());
+        let account = Account::for_servers();
+        if let Some(account) = account {
+            account.owns(&folder);
+        }
+        let standby = Self {
+            version: self.version,
+            bin: self.bin.clone(),
+            folder,
+            port: run::free_port(),
+            server: Mutex::new(None),
+        };
+        // the fetched servers bring no pg_basebackup
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(self.data()).arg(standby.data());
+        let copy = Process::start("copy", &standby.folder, &mut copy);
+        assert!(copy.wait(PATIENCE).success(), "the copy failed:\n{}", copy.log());
+        for slot in fs::read_dir(standby.data().join("pg_replslot")).expect("a data folder").flatten() {
+            fs::remove_dir_all(slot.path()).expect("our own file");
+        }
+        let primary = format!("host={} port={} user=postgres dbname=postgres", self.folder.display(), self.port);
+        let own = [
+            ("port", standby.port.to_string()),
+            ("unix_socket_directories", standby.folder.display().to_string()),
+            ("primary_conninfo", primary),
+        ];
+        let own = own.iter().map(|(name, value)| (*name, value.as_str()));
+        let lines = own.chain(settings.lines.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let lines: Vec<_> = lines.map(|(name, value)| format!("{name} = '{value}'\n")).collect();
+        let written = fs::read_to_string(standby.data().join("postgresql.conf")).expect("it was copied");
+        standby.write("postgresql.conf", format!("{written}\n{}", lines.concat()).as_bytes());
+        standby.write("standby.signal", b"");
+        self.start_again();
+        standby.start_again();
+        standby
+    }
+
     fn create_cluster(&self, settings: &Settings) {
         let mut initdb = self.command("initdb");
         initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"]);
@@ -218,10 +259,10 @@ impl Postgres {
         *server = Some(process);
     }
 
-    /// The server says so in the eighth line of its lock file.
+    /// The server says so in the eighth line of its lock file; `standby` means that it takes connections that only read.
     fn is_ready(&self) -> bool {
         let lines = fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
-        lines.lines().nth(7).is_some_and(|status| status.trim() == "ready")
+        lines.lines().nth(7).is_some_and(|status| matches!(status.trim(), "ready" | "standby"))
     }
 
     /// Stops the server and says how long it took.
