@@ -91,6 +91,9 @@ fn judge_source(error: &SourceError) -> Verdict {
             Verdict::Halt("create it with `walpost init`, or set postgres.auto_create = true")
         }
         SourceError::SlotLost { .. } => Verdict::SlotLost(SLOT_LOST),
+        SourceError::OtherSystem { .. } => Verdict::SlotLost(
+            "point postgres.url at the cluster that holds the slot; if this one takes its place (restored, upgraded), decide              about the events that were written in between, then restart walpost",
+        ),
         SourceError::SlotUnfinished(_) => Verdict::RetrySlowly(
             "its creation waits for the transactions that run in the cluster: see pg_stat_activity",
         ),

@@ -16,7 +16,10 @@ use crate::{
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
     prepare::prepare,
     sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
-    source::{Replication, SourceError, Wire, slot},
+    source::{
+        Replication, SourceError, Wire,
+        slot::{self, SlotFound},
+    },
 };
 
 /// How a run ended.
@@ -86,6 +89,8 @@ pub struct Supervisor {
     /// The producer, when nothing was sent by it yet.
     spare: Option<KafkaSink>,
     refused: Option<String>,
+    /// The cluster that this process streams from.
+    system: Option<String>,
     /// The slot was held in this process: when it is gone, it was taken away.
     held: bool,
     /// Turns true once tables, publication and slot are there.
@@ -106,6 +111,7 @@ impl Supervisor {
             delivered: Delivered::default(),
             spare: None,
             refused: None,
+            system: None,
             held: false,
             prepared: watch::Sender::new(false),
         })
@@ -214,11 +220,31 @@ impl Supervisor {
             }
             found => found?,
         };
+        self.compare(&found)?;
+        let postgres = &self.config.postgres;
         let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
         if std::mem::replace(&mut self.held, true) {
             self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
         }
         Ok((stream, found.confirmed))
+    }
+
+    /// Holds what the slot says against what this process knows.
+    fn compare(&mut self, found: &SlotFound) -> Result<(), SourceError> {
+        let before = self.system.get_or_insert_with(|| found.system.clone());
+        if *before != found.system {
+            return Err(SourceError::OtherSystem { before: before.clone(), now: found.system.clone() });
+        }
+        let ours = self.shared.progress.confirmed_lsn();
+        if ours > Lsn::ZERO && found.confirmed > ours {
+            let reason = format!(
+                "the slot was moved from {ours} to {} while walpost was away: events in between may not have been published",
+                found.confirmed
+            );
+            tracing::error!(slot = self.config.postgres.slot, confirmed = %ours, found = %found.confirmed, "{reason}");
+            self.shared.health.remember(reason);
+        }
+        Ok(())
     }
 
     /// What follows an error: a wait, or the end.
@@ -309,7 +335,7 @@ fn sink_reason(error: &SinkError) -> &'static str {
 
 fn reason(error: &SessionError) -> &'static str {
     match error {
-        SessionError::Source(SourceError::SlotLost { .. }) => "slot_lost",
+        SessionError::Source(SourceError::SlotLost { .. } | SourceError::OtherSystem { .. }) => "slot_lost",
         SessionError::Source(_) | SessionError::Prepare(_) => "postgres",
         SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
         SessionError::Sink(_) => "kafka",

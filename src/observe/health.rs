@@ -54,6 +54,11 @@ impl Health {
         lock(&self.troubles).insert(part, reason.clone()).as_deref() != Some(reason.as_str())
     }
 
+    /// Keeps something that went wrong as the last error, though it is no present trouble.
+    pub fn remember(&self, error: impl Into<String>) {
+        *lock(&self.last_error) = Some(error.into());
+    }
+
     /// Notes that a part is well. Returns true when it was not before.
     pub fn well(&self, part: Part) -> bool {
         lock(&self.troubles).remove(&part).is_some()

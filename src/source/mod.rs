@@ -380,6 +380,14 @@ pub enum SourceError {
         /// What the server says.
         reason: String,
     },
+    /// The address leads to another cluster than before.
+    #[error("the server is another one: its system identifier is {now}, that of the one before was {before}")]
+    OtherSystem {
+        /// The identifier of the cluster that this process has streamed from.
+        before: String,
+        /// The identifier now.
+        now: String,
+    },
     /// The slot is not one that walpost can use.
     #[error("replication slot {slot:?} cannot be used: {reason}")]
     SlotForeign {

@@ -19,6 +19,8 @@ pub struct SlotFound {
     pub confirmed: Lsn,
     /// The process that holds it, if any.
     pub active_pid: Option<String>,
+    /// The cluster's system identifier, which a standby shares with its primary.
+    pub system: String,
 }
 
 /// Looks at the slot through the replication connection itself. Fails with [`SourceError::SlotMissing`],
@@ -35,6 +37,8 @@ pub async fn look(wire: &mut Wire, slot: &str) -> Result<SlotFound, SourceError>
          confirmed_flush_lsn, active_pid, database FROM pg_replication_slots WHERE slot_name = {}",
         quote_literal(slot)
     );
+    let identity = wire.query("IDENTIFY_SYSTEM").await?;
+    let system = identity.first().and_then(|row| row.first()).and_then(Option::as_deref).unwrap_or_default().to_owned();
     let rows = wire.query(&sql).await?;
     let Some(row) = rows.first() else { return Err(SourceError::SlotMissing(slot.to_owned())) };
     let text = |index: usize| row.get(index).and_then(Option::as_deref);
@@ -61,7 +65,7 @@ pub async fn look(wire: &mut Wire, slot: &str) -> Result<SlotFound, SourceError>
     let Some(confirmed) = text(7).and_then(|lsn| lsn.parse().ok()) else {
         return Err(SourceError::SlotUnfinished(slot.to_owned()));
     };
-    Ok(SlotFound { confirmed, active_pid: text(8).map(str::to_owned) })
+    Ok(SlotFound { confirmed, active_pid: text(8).map(str::to_owned), system })
 }
 
 /// The server's version as a number, for example 150018.

@@ -5,7 +5,7 @@ use crate::{
     outbox::{Outbox, PATIENCE, at_both_ends, deliveries},
     services::{
         kafka::Kafka,
-        postgres::{Postgres, Settings, Version},
+        postgres::{Postgres, Settings, Stop, Version},
         wait_until,
         walpost::{Walpost, environment},
     },
@@ -161,6 +161,45 @@ fn a_slot_that_is_dropped_under_a_running_walpost_is_a_loss() {
         assert_eq!(walpost.wait(PATIENCE).code(), Some(3), "{}", walpost.log());
         claim_said(&walpost.log(), &[slot, "dropped", "may be missing"]);
     });
+}
+
+#[test]
+fn a_slot_that_is_moved_behind_a_running_walpost_is_said_with_both_positions() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        outbox.topic("t", 1);
+        let walpost = outbox.relay(&[]);
+        outbox.wait_until_confirmed();
+        walpost.freeze();
+        outbox.execute(&format!("SELECT pg_terminate_backend({})", outbox.walsender().expect("it streams")));
+        wait_until(PATIENCE, "the slot is free", || outbox.walsender().is_none());
+        outbox.execute("INSERT INTO outbox VALUES ('skipped', 't', 'k', '')");
+        let slot = outbox.database.name();
+        outbox.execute(&format!("SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"));
+        let moved =
+            outbox.text(&format!("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{slot}'"));
+        walpost.thaw();
+        walpost.wait_for_log(PATIENCE, &format!("to {moved} while walpost was away"));
+        assert!(walpost.status()["last_error"].as_str().is_some_and(|text| text.contains(&moved)));
+    });
+}
+
+/// The same address, another cluster with a slot of the same name: an upgrade or a restore, done half.
+#[test]
+fn another_cluster_behind_the_same_address_is_refused() {
+    let [first, second] = [(); 2].map(|()| Postgres::start(Version::NEWEST, &Settings::default()));
+    let outbox = Outbox::with(&first, Kafka::shared(), TABLE);
+    outbox.topic("t", 1);
+    let name = outbox.database.name();
+    second.database().execute(&format!("CREATE DATABASE {name}"));
+    let other = outbox.on(&second);
+    other.execute(&format!("{TABLE}; CREATE PUBLICATION {name} FOR TABLE outbox WITH (publish = 'insert')"));
+    other.execute(&format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
+    let walpost = outbox.relay(&[("WALPOST_POSTGRES_URL", &format!("postgres://postgres@{hosts}/{name}"))]);
+    first.stop(Stop::Immediate);
+    assert_eq!(walpost.wait(PATIENCE).code(), Some(3), "{}", walpost.log());
+    claim_said(&walpost.log(), &["system identifier", "postgres.url"]);
 }
 
 #[test]
