@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-drain bench-latency bench-start bench-stages fmt
+.PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-stages fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
 	@tests/services/fetch.sh >/dev/null
 	cargo test
+
+crash: export CRASH_MINUTES ?= 10
+crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three
+	@tests/services/setup.sh test
+	@tests/services/fetch.sh kafka postgres-18 >/dev/null
+	cargo test --test crash -- --nocapture whatever
 
 bench: bench-drain bench-latency bench-start bench-stages ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
 

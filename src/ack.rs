@@ -10,7 +10,10 @@
 
 use std::collections::VecDeque;
 
-use crate::lsn::Lsn;
+use crate::{
+    fault::{self, Bug},
+    lsn::Lsn,
+};
 
 /// Stands for one record on its way: the session it belongs to, and its number in it.
 ///
@@ -162,12 +165,29 @@ impl AckTracker {
     /// The record of this ticket is delivered; returns its load. Tickets of other sessions, and repeated ones, change
     /// nothing and return `None`.
     pub fn complete(&mut self, ticket: Ticket) -> Option<Load> {
+        if fault::bug(Bug::UnorderedWatermark) {
+            self.complete_all_before(ticket);
+        }
         let slot = self.incomplete_slot(ticket)?;
         slot.complete = true;
         let load = slot.load;
         self.incomplete -= 1;
         self.advance();
         Some(load)
+    }
+
+    /// A deliberate bug, for the tests that must see it.
+    fn complete_all_before(&mut self, ticket: Ticket) {
+        for number in self.head..self.next {
+            let other = Ticket::new(self.session, number);
+            if other == ticket {
+                break;
+            }
+            if let Some(slot) = self.incomplete_slot(other) {
+                slot.complete = true;
+                self.incomplete -= 1;
+            }
+        }
     }
 
     fn incomplete_slot(&mut self, ticket: Ticket) -> Option<&mut Slot> {

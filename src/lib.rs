@@ -31,6 +31,7 @@ pub mod clock;
 pub mod commands;
 pub mod demo;
 pub mod error;
+pub mod fault;
 pub mod init;
 pub mod observe;
 pub mod prepare;

@@ -11,6 +11,7 @@ use crate::{
     backoff::Backoff,
     config::Config,
     error::{Verdict, chain, judge},
+    fault,
     lsn::Lsn,
     observe::{Health, Metrics, Part, Progress},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
@@ -194,6 +195,9 @@ impl Supervisor {
     }
 
     fn make_sink(&self) -> Result<KafkaSink, SinkError> {
+        if self.held {
+            fault::point("in_rebuild");
+        }
         let (kafka, limits) = (&self.config.kafka, self.config.limits);
         let client_id = format!("walpost-{}", self.config.postgres.slot);
         let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
@@ -203,6 +207,9 @@ impl Supervisor {
     async fn connect(&mut self) -> Result<(Replication, Lsn), SessionError> {
         let postgres = &self.config.postgres;
         let prepared = *self.prepared.borrow();
+        if self.held {
+            fault::point("in_reconnect");
+        }
         let mut wire = if prepared {
             Wire::connect(&postgres.conninfo).await?
         } else {

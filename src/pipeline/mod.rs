@@ -15,6 +15,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     clock,
     event::Position,
+    fault::{self, Bug},
     init::InitError,
     lsn::Lsn,
     observe::{Metrics, Progress, ServerState},
@@ -145,6 +146,8 @@ impl Stopping {
 struct Session<'a> {
     open: Option<Open>,
     received: Lsn,
+    /// Of the last keepalive outside a transaction.
+    keepalive: Lsn,
     behind: bool,
     /// The operator wants the end: read on to the end of the open transaction, no further, and no longer than this.
     drain_by: Option<Instant>,
@@ -168,6 +171,7 @@ pub async fn run_session<So: Source, Si: Sink>(
     let mut session = Session {
         open: None,
         received: confirmed,
+        keepalive: Lsn::ZERO,
         behind: false,
         drain_by: None,
         full_since: None,
@@ -215,7 +219,8 @@ impl Session<'_> {
             let more = self.work(source, sink, stages)?;
             let now = Instant::now();
             self.check_link(source, sink, now, signals)?;
-            if let Some(update) = self.feedback.due(now, self.received, sink.durable()) {
+            if let Some(update) = self.feedback.due(now, self.received, self.durable(sink)) {
+                fault::point("before_status");
                 source.send_status(update);
             }
             if now.duration_since(refreshed) >= REFRESH || sink.in_flight().0 == 0 {
@@ -241,7 +246,10 @@ impl Session<'_> {
                 Ok(()) = signals.wish.changed() => {}
                 Ok(()) = signals.server.changed() => {}
                 () = sink.ready(), if full => {}
-                moved = source.drive(!full, self.behind), if !full || source.owes() => moved?,
+                moved = source.drive(!full, self.behind), if !full || source.owes() => {
+                    moved?;
+                    fault::point("after_receive");
+                }
                 () = tokio::time::sleep_until(deadline) => {}
             }
             if full {
@@ -288,7 +296,10 @@ impl Session<'_> {
                 match stages.publish(relation.oid, row, open, sink)? {
                     Sent::Full => return Ok(false),
                     Sent::NotOurs => self.ignored("other_table"),
-                    Sent::Yes => self.count_event(),
+                    Sent::Yes => {
+                        fault::point("after_enqueue");
+                        self.count_event();
+                    }
                 }
             }
             Event::Commit { end_lsn } => {
@@ -305,6 +316,7 @@ impl Session<'_> {
                 // outside a transaction it is an empty one; inside, what it says may lie behind rows still to come
                 if self.open.is_none() {
                     self.received = self.received.max(wal_end);
+                    self.keepalive = wal_end;
                     self.behind = false;
                     sink.seal(wal_end);
                 }
@@ -332,6 +344,15 @@ impl Session<'_> {
     fn set_clock(&mut self, sent_us: i64) {
         // what waited in a buffer looks as if the server's clock were behind; so the highest of late counts
         self.clock_ahead_us = (sent_us - clock::unix_us()).max(self.clock_ahead_us - CLOCK_DRIFT_US);
+    }
+
+    /// What may be confirmed: what the sink says, and nothing else.
+    fn durable<Si: Sink>(&self, sink: &Si) -> Lsn {
+        match sink.durable() {
+            _ if fault::bug(Bug::ConfirmOnReceipt) => self.received,
+            durable if fault::bug(Bug::KeepalivePlusOne) => durable.max(Lsn(self.keepalive.0 + 1)),
+            durable => durable,
+        }
     }
 
     fn has_room(&mut self) {
@@ -399,7 +420,8 @@ impl Session<'_> {
 
     /// Confirms what is delivered, and ends the stream properly.
     async fn goodbye<So: Source, Si: Sink>(&mut self, source: &mut So, sink: &Si) {
-        source.send_status(self.feedback.force(Instant::now(), self.received, sink.durable(), false));
+        fault::point("in_shutdown");
+        source.send_status(self.feedback.force(Instant::now(), self.received, self.durable(sink), false));
         // a server that does not answer in time, or at all, has most likely read it none the less; at worst events come twice
         if let Ok(Err(error)) = tokio::time::timeout(GOODBYE, source.finish()).await {
             tracing::debug!(%error, "no proper end of the stream");

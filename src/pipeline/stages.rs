@@ -7,6 +7,7 @@ use crate::{
     config::{Config, OnIllegalTopic, OutboxConfig},
     decode::{DecodeError, Decoder, missing},
     encode::{BadHeaders, Dead, Headers, Record, Unfit},
+    fault,
     route::{RouteError, Router, Routes},
     sink::{Queued, Sink},
     source::pgoutput::{Relation, Row},
@@ -160,6 +161,7 @@ impl Stages {
                     event_id: event.id,
                     dead,
                 };
+                fault::point("after_decode");
                 return Ok(sink.enqueue(position, commit_us, &record)?.into());
             }
         };

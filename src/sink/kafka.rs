@@ -41,6 +41,7 @@ use crate::{
     config::{KafkaConfig, LimitsConfig},
     encode::Record,
     event::Position,
+    fault,
     lsn::Lsn,
     observe::{Health, Metrics, Part},
 };
@@ -211,6 +212,7 @@ impl KafkaSink {
 
     fn delivered(&mut self, ticket: Ticket, at_us: i64) {
         let Some(load) = self.tracker.complete(ticket) else { return };
+        fault::point("after_ack");
         if let Some(account) = self.topics.account(load.account) {
             account.count(u64::from(load.weight).saturating_sub(Record::OVERHEAD as u64));
             if self.topics.refused.as_deref() == Some(&*account.topic) {

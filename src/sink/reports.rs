@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     ack::Ticket,
-    clock,
+    clock, fault,
     observe::{Health, Part},
 };
 use std::sync::Arc;
@@ -152,6 +152,7 @@ impl ProducerContext<NoCustomPartitioner> for Context {
     type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, word: usize) {
+        fault::point("after_send");
         let failure = match result {
             Ok(_) => None,
             Err((error, message)) => {

@@ -21,6 +21,8 @@ use tokio::{
 };
 use tokio_openssl::SslStream;
 
+use crate::fault;
+
 /// Room for one read. Larger buffers bought nothing (docs/decisions/0003).
 const READ_BYTES: usize = 64 * 1024;
 /// A read shorter than this, while behind, is worth a pause.
@@ -130,6 +132,7 @@ impl Wire {
 
     fn poll_drive(&mut self, context: &mut Context<'_>, read: bool) -> Poll<io::Result<()>> {
         let mut sent = Poll::Ready(());
+        let wrote = !self.output.is_empty();
         while !self.output.is_empty() {
             match Pin::new(&mut self.socket).poll_write(context, &self.output) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -142,6 +145,9 @@ impl Wire {
             }
         }
         if self.output.is_empty() {
+            if wrote {
+                fault::point("after_status");
+            }
             // a TLS stream may hold a record back; for the others this is free
             if let Poll::Ready(Err(error)) = Pin::new(&mut self.socket).poll_flush(context) {
                 return Poll::Ready(Err(error));

@@ -9,6 +9,8 @@ use super::{RUNTIME, complete, postgres::Postgres, run};
 pub struct Database<'a> {
     server: &'a Postgres,
     name: String,
+    /// It stays when this is dropped.
+    kept: bool,
 }
 
 impl<'a> Database<'a> {
@@ -17,12 +19,28 @@ impl<'a> Database<'a> {
         // template0: nobody can be connected to it, so tests may create their databases at the same time.
         batch(config(server, "postgres"), format!("CREATE DATABASE {name} TEMPLATE template0"))
             .unwrap_or_else(|error| panic!("create database {name}: {error}"));
-        Self { server, name }
+        Self { server, name, kept: false }
+    }
+
+    /// A database that is there already.
+    pub fn named(server: &'a Postgres, name: &str) -> Self {
+        Self { server, name: name.to_owned(), kept: true }
+    }
+
+    /// Its name; it stays when this is gone.
+    pub fn into_name(mut self) -> String {
+        self.kept = true;
+        self.name.clone()
+    }
+
+    /// A client of the superuser, or `None` where the server takes none.
+    pub fn try_connect(&self) -> Option<Client> {
+        complete(open(self.config())).ok()
     }
 
     /// The same database on a standby of its server.
     pub fn on<'b>(&self, standby: &'b Postgres) -> Database<'b> {
-        Database { server: standby, name: self.name.clone() }
+        Database { server: standby, name: self.name.clone(), kept: true }
     }
 
     /// Its name: unique in the run; also fit to be a slot, a publication or the prefix of topics.
@@ -88,7 +106,8 @@ impl<'a> Database<'a> {
 
 impl Drop for Database<'_> {
     fn drop(&mut self) {
-        if self.server.is_running()
+        if !self.kept
+            && self.server.is_running()
             && let Err(error) = self.remove()
         {
             eprintln!("database {} stays behind: {error:?}", self.name);

@@ -1,0 +1,51 @@
+//! The crash kit: writers that keep a ledger, faults from a seed, a watch on what is confirmed, and a judge over what Kafka
+//! holds in the end.
+//!
+//! `CRASH_MINUTES` sets how long it goes on, `CRASH_SEED` which faults come in which order, `CRASH_BROKERS=3` puts three
+//! brokers behind it. See docs/reliability.md.
+
+#[expect(dead_code, reason = "each user of the services needs a part of them")]
+#[path = "../services/mod.rs"]
+mod services;
+
+mod control;
+mod faults;
+mod judge;
+mod watch;
+mod world;
+mod writers;
+
+use std::time::{Duration, Instant};
+
+use faults::Faults;
+use judge::Tally;
+use world::World;
+
+/// The slice that every test run takes.
+const SLICE: Duration = Duration::from_secs(90);
+const SLICE_SEED: u64 = 0x5EED;
+const WRITERS: usize = 8;
+
+/// The length of the run, and the seed of its faults.
+fn plan() -> (Duration, u64) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<f64>().expect(name));
+    let length = number("CRASH_MINUTES").map_or(SLICE, |minutes| Duration::from_secs_f64(minutes * 60.0));
+    let fresh = if length > SLICE { fastrand::u64(..) } else { SLICE_SEED };
+    let seed = std::env::var("CRASH_SEED").ok().map_or(fresh, |text| text.parse().expect("CRASH_SEED is a number"));
+    (length, seed)
+}
+
+#[test]
+fn whatever_crashes_nothing_is_lost_confirmed_early_or_overtaken() {
+    let (length, seed) = plan();
+    println!("seed {seed}, {length:?}");
+    let world = World::start(WRITERS, length >= Duration::from_mins(10));
+    let mut faults = Faults::new(seed);
+    let end = Instant::now() + length;
+    while Instant::now() < end {
+        faults.round(&world);
+    }
+    let tally = Tally::of(&world);
+    println!("{faults}\n{tally}");
+    assert!(tally.is_clean(), "seed {seed}: see the table above; CRASH_SEED={seed} replays the faults");
+}
