@@ -26,7 +26,7 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 crash: export CRASH_MINUTES ?= 10
 crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three
 	@tests/services/setup.sh test
-	@tests/services/fetch.sh kafka postgres-18 >/dev/null
+	@tests/services/fetch.sh >/dev/null
 	cargo test --test crash -- --nocapture whatever
 
 bench: bench-drain bench-latency bench-start bench-stages ## Measure everything, against pg_recvlogical, on real Postgres and Kafka

@@ -2,9 +2,12 @@
 //!
 //! The callback only hands the outcome over. The lock is held for a push, or for the exchange of two vectors.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
@@ -26,7 +29,9 @@ use crate::{
     clock, fault,
     observe::{Health, Part},
 };
-use std::sync::Arc;
+
+/// For so long what was said of a single broker may explain why none can be reached.
+const CAUSE_HOLDS: Duration = Duration::from_mins(1);
 
 /// The outcome of one record.
 #[derive(Debug, Clone)]
@@ -110,7 +115,7 @@ pub struct Context {
     /// Where trouble with the brokers is noted.
     pub health: Arc<Health>,
     /// What was last said of a single broker that cannot be reached: the cause to name when none can.
-    pub cause: Mutex<Option<String>>,
+    pub cause: Mutex<Option<(String, Instant)>>,
     /// Each record is sent alone: give back the one that is refused.
     pub alone: bool,
 }
@@ -129,8 +134,9 @@ impl ClientContext for Context {
                 self.reports.nudge();
             }
             RDKafkaErrorCode::AllBrokersDown => {
-                let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner).take();
-                let cause = cause.unwrap_or_else(|| code.to_string());
+                let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let cause = cause.filter(|(_, since)| since.elapsed() < CAUSE_HOLDS);
+                let cause = cause.map_or_else(|| code.to_string(), |(cause, _)| cause);
                 if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause}")) {
                     tracing::warn!(cause, reason, "kafka is unreachable");
                 }
@@ -140,7 +146,10 @@ impl ClientContext for Context {
             | RDKafkaErrorCode::SaslAuthenticationFailed
             | RDKafkaErrorCode::SSL
             | RDKafkaErrorCode::Resolve => {
-                *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{code}: {reason}"));
+                // what follows differs from time to time, and the same cause is to be told once
+                let (stable, _) = reason.split_once(" (after ").unwrap_or((reason, ""));
+                let cause = (format!("{code}: {stable}"), Instant::now());
+                *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
                 tracing::debug!(%code, reason, "a broker is unreachable");
             }
             _ => tracing::debug!(%code, reason, "kafka client error"),

@@ -19,6 +19,7 @@ mod ledger;
 mod links;
 mod outbox;
 mod records;
+mod secured;
 mod servers;
 mod stream;
 mod verdicts;

@@ -26,6 +26,7 @@ const CLUSTER_ID: &str = "4L6g3nShT-eMCtK--X86sw";
 pub struct Settings {
     nodes: usize,
     proxied: bool,
+    secured: bool,
     properties: Vec<(String, String)>,
     jvm: &'static [&'static str],
 }
@@ -34,7 +35,7 @@ impl Default for Settings {
     fn default() -> Self {
         // Up in two seconds rather than in the best shape after a minute.
         let jvm = &["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
-        Self { nodes: 1, proxied: false, properties: Vec::new(), jvm }
+        Self { nodes: 1, proxied: false, secured: false, properties: Vec::new(), jvm }
     }
 }
 
@@ -50,6 +51,14 @@ impl Settings {
     #[must_use]
     pub fn proxied(mut self) -> Self {
         self.proxied = true;
+        self
+    }
+
+    /// A further listener with SASL over TLS, advertised as `localhost`; what it asks of clients is set as
+    /// `listener.name.secured.…`.
+    #[must_use]
+    pub fn secured(mut self) -> Self {
+        self.secured = true;
         self
     }
 
@@ -72,6 +81,7 @@ impl Settings {
 pub struct Node {
     folder: PathBuf,
     port: u16,
+    secured_port: u16,
     proxy: Option<Proxy>,
     jvm: &'static [&'static str],
     process: Mutex<Option<Process>>,
@@ -81,6 +91,11 @@ impl Node {
     /// The port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The port of the listener that is secured, where the settings want one.
+    pub fn secured_port(&self) -> u16 {
+        self.secured_port
     }
 
     /// The proxy before it, where the settings want one.
@@ -154,14 +169,27 @@ impl Kafka {
         let node = |(&(port, _), behind): (&(u16, u16), &u16)| Node {
             folder: run::folder("kafka"),
             port,
+            secured_port: run::free_port(),
             proxy: settings.proxied.then(|| Proxy::before(*behind)),
             jvm: settings.jvm,
             process: Mutex::new(None),
         };
         let cluster = Self { nodes: ports.iter().zip(&behind).map(node).collect() };
         for (index, node) in cluster.nodes.iter().enumerate() {
-            let proxied = node.proxy.as_ref().map(|proxy| (behind[index], proxy.port()));
-            node.format(index + 1, &properties(&node.folder, index, &ports, proxied, settings));
+            let mut further = Vec::new();
+            if let Some(proxy) = &node.proxy {
+                further.push(Listener {
+                    name: "PROXIED",
+                    port: behind[index],
+                    host: "127.0.0.1",
+                    advertised: proxy.port(),
+                });
+            }
+            if settings.secured {
+                let port = node.secured_port;
+                further.push(Listener { name: "SECURED", port, host: "localhost", advertised: port });
+            }
+            node.format(index + 1, &properties(&node.folder, index, &ports, &further, settings));
             node.start_again();
         }
         cluster.wait_until_up();
@@ -226,6 +254,15 @@ impl Drop for Kafka {
     }
 }
 
+/// Runs a tool that came with the broker.
+pub fn tool(class: &str, arguments: &[&str]) {
+    let folder = run::folder("tool");
+    let mut command = java();
+    command.args(["-XX:TieredStopAtLevel=1", class]).args(arguments);
+    let tool = Process::start("tool", &folder, &mut command);
+    assert!(tool.wait(PATIENCE).success(), "{class} failed:\n{}", tool.log());
+}
+
 fn addresses(ports: impl Iterator<Item = u16>) -> String {
     ports.map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
 }
@@ -248,7 +285,7 @@ fn bootstrap() -> &'static Path {
     static BOOTSTRAP: OnceLock<PathBuf> = OnceLock::new();
     BOOTSTRAP.get_or_init(|| {
         let folder = run::folder("format");
-        let template = properties(&folder, 0, &[(1, 2)], None, &Settings::default());
+        let template = properties(&folder, 0, &[(1, 2)], &[], &Settings::default());
         fs::write(folder.join("server.properties"), template).expect("a file in our own folder");
         let mut command = java();
         command.args(["-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]);
@@ -259,18 +296,19 @@ fn bootstrap() -> &'static Path {
     })
 }
 
-/// The configuration of a node. `proxied`: the port that its proxy forwards to, and the proxy's own.
-fn properties(
-    folder: &Path,
-    index: usize,
-    ports: &[(u16, u16)],
-    proxied: Option<(u16, u16)>,
-    settings: &Settings,
-) -> String {
+/// A listener beside the one that all have.
+struct Listener {
+    name: &'static str,
+    port: u16,
+    host: &'static str,
+    advertised: u16,
+}
+
+/// The configuration of a node.
+fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], further: &[Listener], settings: &Settings) -> String {
     let (port, controller) = ports[index];
-    let (listener, advertised) = proxied.map_or_else(Default::default, |(behind, proxy)| {
-        (format!(",PROXIED://127.0.0.1:{behind}"), format!(",PROXIED://127.0.0.1:{proxy}"))
-    });
+    let listener: String = further.iter().map(|it| format!(",{}://127.0.0.1:{}", it.name, it.port)).collect();
+    let advertised: String = further.iter().map(|it| format!(",{}://{}:{}", it.name, it.host, it.advertised)).collect();
     let voters = ports.iter().enumerate().map(|(i, (_, port))| format!("{}@127.0.0.1:{port}", i + 1));
     let voters = voters.collect::<Vec<_>>().join(",");
     let (id, replicas, folder) = (index + 1, ports.len().min(3), folder.join("data").display().to_string());
@@ -280,7 +318,7 @@ fn properties(
          controller.quorum.voters={voters}\n\
          listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listener}\n\
          advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}\n\
-         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT\n\
+         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT,SECURED:SASL_SSL\n\
          controller.listener.names=CONTROLLER\n\
          inter.broker.listener.name=PLAINTEXT\n\
          num.partitions=3\n\
