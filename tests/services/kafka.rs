@@ -307,8 +307,11 @@ struct Listener {
 /// The configuration of a node.
 fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], further: &[Listener], settings: &Settings) -> String {
     let (port, controller) = ports[index];
-    let listener: String = further.iter().map(|it| format!(",{}://127.0.0.1:{}", it.name, it.port)).collect();
-    let advertised: String = further.iter().map(|it| format!(",{}://{}:{}", it.name, it.host, it.advertised)).collect();
+    let (mut listener, mut advertised) = (String::new(), String::new());
+    for it in further {
+        write!(listener, ",{}://127.0.0.1:{}", it.name, it.port).expect("a string takes it");
+        write!(advertised, ",{}://{}:{}", it.name, it.host, it.advertised).expect("a string takes it");
+    }
     let voters = ports.iter().enumerate().map(|(i, (_, port))| format!("{}@127.0.0.1:{port}", i + 1));
     let voters = voters.collect::<Vec<_>>().join(",");
     let (id, replicas, folder) = (index + 1, ports.len().min(3), folder.join("data").display().to_string());
