@@ -28,7 +28,7 @@ use feedback::StatusUpdate;
 use pgoutput::{Ignored, Message, ParseError, Relation, Row};
 use relation::{Drift, Relations};
 pub use startup::TextRow;
-pub use wire::Wire;
+pub use wire::{Frame, Wire, frame};
 
 /// What the source yields.
 #[derive(Debug, Clone, Copy)]
@@ -147,11 +147,7 @@ impl Source for Replication {
         }
         let Self { wire, relations } = self;
         let Some(frame) = wire.peek().map_err(SourceError::Io)? else { return Ok(None) };
-        match frame.body.split_first() {
-            Some((b'w', body)) => xlog_data(body, relations).map(Some),
-            Some((b'k', body)) => keepalive(body).map(Some),
-            _ => Err(SourceError::Protocol("unknown kind of CopyData in the stream".into())),
-        }
+        copied(frame.body, relations).map(Some)
     }
 
     fn consume(&mut self) {
@@ -200,6 +196,15 @@ impl Source for Replication {
 
     fn forgive_silence(&mut self) {
         self.wire.forgive_silence();
+    }
+}
+
+/// What a `CopyData` message of the stream holds.
+pub fn copied<'a>(body: &'a [u8], relations: &'a mut Relations) -> Result<Event<'a>, SourceError> {
+    match body.split_first() {
+        Some((b'w', body)) => xlog_data(body, relations),
+        Some((b'k', body)) => keepalive(body),
+        _ => Err(SourceError::Protocol("unknown kind of CopyData in the stream".into())),
     }
 }
 
@@ -254,7 +259,7 @@ fn notice(error: ServerError) -> Result<(), SourceError> {
     Ok(())
 }
 
-fn server_error(frame: &wire::Frame<'_>) -> ServerError {
+fn server_error(frame: &Frame<'_>) -> ServerError {
     if !matches!(frame.tag, b'E' | b'N') {
         return ServerError::default();
     }

@@ -61,7 +61,20 @@ pub struct Frame<'a> {
     /// Everything behind the length.
     pub body: &'a [u8],
     /// Bytes to drop from the buffer when done.
-    size: usize,
+    pub size: usize,
+}
+
+/// The whole message at the front of some bytes, if it has arrived.
+pub fn frame(bytes: &[u8]) -> io::Result<Option<Frame<'_>>> {
+    let Some(header) = bytes.first_chunk::<5>() else { return Ok(None) };
+    let [tag, length @ ..] = *header;
+    let length = u32::from_be_bytes(length) as usize;
+    if !(4..=MAX_MESSAGE_BYTES).contains(&length) {
+        let text = format!("message {:?} claims {length} bytes: this is no Postgres server", tag as char);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let size = length + 1;
+    Ok(bytes.get(5..size).map(|body| Frame { tag, body, size }))
 }
 
 impl Wire {
@@ -73,15 +86,7 @@ impl Wire {
 
     /// The next whole message, if it has arrived. It stays until [`Self::consume`].
     pub fn peek(&self) -> io::Result<Option<Frame<'_>>> {
-        let Some(header) = self.input.first_chunk::<5>() else { return Ok(None) };
-        let [tag, length @ ..] = *header;
-        let length = u32::from_be_bytes(length) as usize;
-        if !(4..=MAX_MESSAGE_BYTES).contains(&length) {
-            let text = format!("message {:?} claims {length} bytes: this is no Postgres server", tag as char);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        }
-        let size = length + 1;
-        Ok(self.input.get(5..size).map(|body| Frame { tag, body, size }))
+        frame(&self.input)
     }
 
     /// Drops the message that [`Self::peek`] showed.

@@ -1,8 +1,9 @@
 //! Poison goes to the dead-letter topic: exactly the culprit, and nothing else moves for it.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use crate::{
+    bounds::{MEMORY_MB, peak_mb},
     outbox::{Outbox, PATIENCE, at_both_ends},
     services::{
         kafka::Kafka,
@@ -18,9 +19,6 @@ const TABLE: &str = "CREATE TABLE outbox \
 
 /// Random digits: no compression helps.
 const NOISE: &str = "(SELECT string_agg(md5(n || '/' || m), '') FROM generate_series(1, {}) m)";
-
-/// The largest memory that a walpost may ever have taken, MB.
-const MEMORY_MB: f64 = 120.0;
 
 struct Case {
     outbox: Outbox<'static>,
@@ -55,12 +53,6 @@ fn expect_ids(numbers: impl Iterator<Item = u32>) -> Vec<String> {
 fn claim_counted(walpost: &Walpost, topic: &str, reason: &str, count: u32) {
     let series = format!("walpost_dead_lettered_total{{reason=\"{reason}\",topic=\"{topic}\"}}");
     assert!((walpost.metric(&series) - f64::from(count)).abs() < 0.5, "{series}: {}", walpost.metric(&series));
-}
-
-fn peak_mb(walpost: &Walpost) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", walpost.process().pid())).expect("it lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a living process has memory");
-    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number of kB") * 1024.0 / 1e6
 }
 
 /// Case 3 and 59: the broker refuses the whole batch.

@@ -5,6 +5,7 @@
 mod services;
 
 mod access;
+mod bounds;
 mod catalog;
 mod crashes;
 mod dead_letters;

@@ -1,0 +1,105 @@
+//! What walpost may cost while the world misbehaves: memory, and CPU while it waits.
+
+use std::{fs, thread, time::Duration};
+
+use crate::{
+    ledger::TABLE,
+    outbox::{Outbox, PATIENCE, deliveries},
+    services::{
+        kafka::Kafka,
+        postgres::{Postgres, Settings, Stop, Version},
+        wait_until,
+        walpost::Walpost,
+    },
+    victim::victim,
+};
+
+/// The largest memory that walpost may ever have taken with the default limits, MB.
+pub const MEMORY_MB: f64 = 120.0;
+
+/// The share of a core that waiting may cost. (A debug build does all the rest at a multiple of its price.)
+const WAITING_SHARE: f64 = 0.02;
+const WAITING: Duration = Duration::from_secs(8);
+
+/// The most memory that was ever resident, MB.
+pub fn peak_mb(walpost: &Walpost) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", walpost.process().pid())).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a living process has memory");
+    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number of kB") * 1024.0 / 1e6
+}
+
+fn claim_small(walpost: &Walpost) {
+    assert!(peak_mb(walpost) < MEMORY_MB, "{} MB", peak_mb(walpost));
+}
+
+/// CPU seconds so far; a tick is a hundredth of one to every program on Linux.
+fn cpu(walpost: &Walpost) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", walpost.process().pid())).expect("it lives");
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number of ticks")).sum::<f64>() / 100.0
+}
+
+fn claim_waiting_is_cheap(walpost: &Walpost) {
+    let before = cpu(walpost);
+    thread::sleep(WAITING);
+    let share = (cpu(walpost) - before) / WAITING.as_secs_f64();
+    assert!(share < WAITING_SHARE, "waiting takes {share:.3} of a core:\n{}", walpost.log());
+}
+
+/// Case 21.
+#[test]
+fn half_a_gigabyte_of_large_events_waits_for_a_frozen_broker_within_the_bound() {
+    let kafka = victim();
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topic = outbox.topic_name("t");
+    kafka.create_topic(&topic, 1, &[("max.message.bytes", "3000000")]);
+    let walpost = outbox.relay(&[]);
+    outbox.execute("INSERT INTO outbox VALUES ('0', 't', 'k', 'warm')");
+    outbox.wait_until_confirmed();
+    kafka.freeze();
+    // hex of noise: the way through the compressor is no way around the bound
+    outbox.execute(
+        "DO $$ BEGIN FOR n IN 1..500 LOOP
+           INSERT INTO outbox SELECT n, 't', 'k', string_agg(md5(random()::text), '') FROM generate_series(1, 32768);
+           COMMIT; END LOOP; END $$",
+    );
+    wait_until(PATIENCE, "walpost stops reading", || walpost.metric("walpost_in_flight_bytes") >= 60e6);
+    claim_waiting_is_cheap(&walpost);
+    claim_small(&walpost);
+    kafka.thaw();
+    outbox.wait_until_confirmed();
+    assert_eq!(deliveries(&kafka.read_all(&[&topic])).len(), 501);
+    claim_small(&walpost);
+}
+
+#[test]
+fn a_hundred_thousand_keys_and_a_table_that_changes_a_thousand_times_cost_no_memory() {
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), Kafka::shared(), TABLE);
+    let topic = outbox.topic("t", 3);
+    let walpost = outbox.relay(&[]);
+    outbox.execute("INSERT INTO outbox SELECT 'a' || n, 't', 'key ' || n, 'v' FROM generate_series(1, 100000) n");
+    outbox.execute(
+        "DO $$ BEGIN FOR n IN 1..1000 LOOP
+           EXECUTE 'ALTER TABLE outbox ADD COLUMN c int'; INSERT INTO outbox VALUES ('b' || n, 't', 'k', 'v', n);
+           EXECUTE 'ALTER TABLE outbox DROP COLUMN c'; COMMIT;
+         END LOOP; END $$",
+    );
+    outbox.wait_until_confirmed();
+    assert_eq!(outbox.kafka.record_count(&topic), 101_000);
+    claim_small(&walpost);
+}
+
+#[test]
+fn waiting_for_what_is_away_costs_nearly_nothing() {
+    let server = Postgres::start(Version::NEWEST, &Settings::default());
+    let outbox = Outbox::with(&server, Kafka::shared(), TABLE);
+    outbox.topic("t", 1);
+    let without_kafka = Walpost::relay(&outbox.database, outbox.kafka, &[("WALPOST_KAFKA_BROKERS", "127.0.0.1:1")]);
+    without_kafka.wait_for_log(PATIENCE, "streaming slot=");
+    outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+    wait_until(PATIENCE, "it is noticed", || without_kafka.get("/readyz").status == 503);
+    claim_waiting_is_cheap(&without_kafka);
+    server.stop(Stop::Fast);
+    wait_until(PATIENCE, "it is noticed", || without_kafka.get("/readyz").body.contains("stream:"));
+    claim_waiting_is_cheap(&without_kafka);
+}
