@@ -12,8 +12,15 @@ mod tls;
 #[cfg(test)]
 mod tls_tests;
 
-use std::{fmt::Write as _, io, path::PathBuf, time::Duration};
+use std::{
+    fmt::Write as _,
+    io,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
+use openssl::ssl::SslConnector;
 use tokio_postgres::config::{Host, SslMode as WireSslMode, SslNegotiation};
 
 pub use self::{
@@ -38,6 +45,8 @@ pub struct ConnInfo {
     pub password_file: Option<PathBuf>,
     url_password: Option<Secret>,
     pgpassword: Option<Secret>,
+    /// Made once where no file could change: OpenSSL reads the system's store with each, some 20 ms.
+    connector: Arc<OnceLock<SslConnector>>,
 }
 
 impl ConnInfo {
@@ -63,7 +72,7 @@ impl ConnInfo {
         if tls.direct {
             config.ssl_negotiation(SslNegotiation::Direct);
         }
-        Ok(Self { config, tls, password_file, url_password, pgpassword })
+        Ok(Self { config, tls, password_file, url_password, pgpassword, connector: Arc::default() })
     }
 
     /// The password to use now: the connection string's, else the password file's, else `PGPASSWORD`.
@@ -79,9 +88,16 @@ impl ConnInfo {
         Ok(Some(Secret::new(line.strip_suffix('\r').unwrap_or(line))))
     }
 
-    /// An OpenSSL connector for these settings; reads the certificates anew.
-    pub fn tls_connector(&self) -> Result<openssl::ssl::SslConnector, ConnInfoError> {
-        self.tls.connector()
+    /// An OpenSSL connector for these settings; reads the certificates anew where any are checked or shown.
+    pub fn tls_connector(&self) -> Result<SslConnector, ConnInfoError> {
+        if self.tls.reads_files() {
+            return self.tls.connector();
+        }
+        if let Some(connector) = self.connector.get() {
+            return Ok(connector.clone());
+        }
+        let connector = self.tls.connector()?;
+        Ok(self.connector.get_or_init(|| connector).clone())
     }
 
     /// Whether the certificate must be for the host that was asked for: to be set on each connection's

@@ -81,6 +81,11 @@ impl TlsSettings {
         Ok(settings)
     }
 
+    /// Whether a connector depends on files: certificates to trust or to show.
+    pub(super) fn reads_files(&self) -> bool {
+        self.mode >= SslMode::VerifyCa || self.root_cert.is_some() || self.cert.is_some()
+    }
+
     /// The connector for these settings; reads the files anew, so that renewed certificates are picked up.
     pub(super) fn connector(&self) -> Result<SslConnector, ConnInfoError> {
         let tls = |key| move |source| ConnInfoError::Tls { key, source };

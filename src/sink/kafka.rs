@@ -348,11 +348,14 @@ impl Drop for KafkaSink {
     }
 }
 
+/// How long one poll waits. Before the end of each the crate spins for up to a millisecond, so not for short.
+const POLL: Duration = Duration::from_secs(1);
+
 /// Delivery reports, errors and statistics all come from here; it must run before the first connect.
 fn poll(producer: Arc<SessionProducer>, stop: Arc<AtomicBool>) -> std::io::Result<()> {
     let run = move || {
         while !stop.load(Relaxed) {
-            producer.poll(Duration::from_millis(100));
+            producer.poll(POLL);
         }
     };
     std::thread::Builder::new().name("kafka-poll".into()).spawn(run).map(|_| ())
