@@ -77,9 +77,42 @@ pub enum Command {
     /// Show slot, positions, lag and the last error
     #[command(after_help = "Example:\n  walpost status --format json")]
     Status(Report),
+    /// Events that could not be published: see why, and send them again
+    #[command(
+        after_help = "Example:\n  walpost dead-letters list\n  walpost dead-letters requeue 7f3c… --config /etc/walpost.toml"
+    )]
+    DeadLetters(DeadLetters),
     /// The whole story on this machine in under a minute: nothing to configure, nothing left behind
     #[command(after_help = "Example:\n  walpost demo\n  walpost demo --brokers localhost:9092")]
     Demo(Demo),
+}
+
+/// Flags of `dead-letters`.
+#[derive(Debug, Args)]
+pub struct DeadLetters {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub action: DeadLettersAction,
+}
+
+/// What to do with dead letters.
+#[derive(Debug, Subcommand)]
+pub enum DeadLettersAction {
+    /// Show each with its reason; the topic stays as it is
+    List(Report),
+    /// Send some again to the topics they were meant for, behind all that was published meanwhile
+    Requeue(Requeue),
+}
+
+/// Flags of `dead-letters requeue`.
+#[derive(Debug, Args)]
+pub struct Requeue {
+    /// Ids of the events
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub ids: Vec<String>,
+    /// All of them
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// Flags of `demo`.

@@ -4,9 +4,9 @@ use std::{error::Error, fmt::Display, io::Write as _};
 
 use crate::{
     check,
-    cli::{Demo, Format},
+    cli::{DeadLettersAction, Demo, Format},
     config::Config,
-    demo, init, status_command,
+    dead_letters_command, demo, init, status_command,
 };
 
 /// What went wrong; printed with its causes.
@@ -38,6 +38,24 @@ pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
     match format {
         Format::Text => print(&status),
         Format::Json => print(&serde_json::to_string_pretty(&status)?),
+    }
+    Ok(0)
+}
+
+/// `walpost dead-letters`
+pub fn dead_letters(config: &Config, action: &DeadLettersAction) -> Result<u8, CommandError> {
+    match action {
+        DeadLettersAction::List(report) => {
+            let letters = dead_letters_command::list(config)?;
+            match report.format {
+                Format::Text => print(&letters),
+                Format::Json => print(&serde_json::to_string_pretty(&letters)?),
+            }
+        }
+        DeadLettersAction::Requeue(chosen) => {
+            let sent = dead_letters_command::requeue(config, &chosen.ids)?;
+            print(&format!("sent again: {sent}; the letters stay in the dead-letter topic"));
+        }
     }
     Ok(0)
 }

@@ -29,6 +29,7 @@ pub mod backoff;
 pub mod check;
 pub mod clock;
 pub mod commands;
+pub mod dead_letters_command;
 pub mod demo;
 pub mod error;
 pub mod fault;

@@ -20,7 +20,7 @@ use std::future::Future;
 use crate::{encode::Record, event::Position, lsn::Lsn};
 pub use delivered::Delivered;
 pub use kafka::{KafkaSink, Mode, Sending};
-pub use settings::admin_config;
+pub use settings::{admin_config, client_config};
 
 /// What became of a record that was handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

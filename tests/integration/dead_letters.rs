@@ -10,7 +10,7 @@ use crate::{
         postgres::{Postgres, Version},
         topics::Received,
         wait_until,
-        walpost::Walpost,
+        walpost::{Walpost, environment},
     },
 };
 
@@ -175,6 +175,54 @@ fn what_has_no_topic_or_is_no_event_is_buried_and_others_flow() {
         claim_counted(&walpost, "", "undecodable", 2);
         claim_counted(&walpost, &topic, "bad_headers", 1);
     });
+}
+
+#[test]
+fn dead_letters_are_listed_with_reasons_and_go_back_when_asked() {
+    let case = Case::new(Version::NEWEST);
+    let outbox = &case.outbox;
+    let topic = outbox.topic_name("t");
+    outbox.kafka.create_topic(&topic, 1, &[("cleanup.policy", "compact"), ("max.message.bytes", "3000")]);
+    let walpost = case.relay();
+    let noise = NOISE.replace("{}", "200");
+    outbox.execute(&format!(
+        "INSERT INTO outbox VALUES ('1', 't', NULL, 'v', '{{\"a\": 1}}'), ('2', 't', 'k', 'v', NULL);
+         INSERT INTO outbox SELECT n, 't', 'k', {noise} FROM generate_series(3, 3) n"
+    ));
+    outbox.wait_until_confirmed();
+    let mut env = environment(&outbox.database, outbox.kafka);
+    env.push(("WALPOST_KAFKA_DEAD_LETTER_TOPIC", case.graves.clone()));
+    let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let command = |arguments: &[&str]| Walpost::run_to_end(&[&["dead-letters"], arguments].concat(), &env);
+
+    let listed = command(&["list", "--format", "json"]);
+    let letters: serde_json::Value =
+        serde_json::from_str(&listed.output).unwrap_or_else(|_| panic!("{}", listed.output));
+    let of = |field: &str| letters.as_array().expect("a list").iter().map(|it| it[field].clone()).collect::<Vec<_>>();
+    assert_eq!(of("id"), ["1", "3"]);
+    assert_eq!(of("topic"), [topic.as_str(), topic.as_str()]);
+    assert_eq!(of("value_bytes"), [1, 6400]);
+    let text = command(&["list"]).output;
+    assert!(text.contains("InvalidRecord") && text.contains("left out"), "{text}");
+
+    for (arguments, said) in [
+        (["requeue", "3"], "max.message.bytes"),
+        (["requeue", "9"], "no dead letter"),
+        (["requeue", "--all"], "cannot go back"),
+    ] {
+        let refused = command(&arguments);
+        assert_eq!(refused.code, Some(1));
+        assert!(refused.output.contains(said), "{}", refused.output);
+    }
+    let refused = command(&["requeue", "1"]);
+    assert!(refused.code == Some(1) && refused.output.contains("nvalid"), "the topic takes it now? {}", refused.output);
+    outbox.kafka.alter_topic(&topic, &[("cleanup.policy", "delete")]);
+    assert_eq!(command(&["requeue", "1"]).code, Some(0));
+    let records = case.read(&topic);
+    assert_eq!(ids(&records), ["2", "1"]);
+    assert_eq!((records[1].key.as_deref(), records[1].value.as_deref()), (None, Some(&b"v"[..])));
+    assert_eq!((records[1].header("a"), records[1].header("walpost_error")), (Some("1"), None));
+    drop(walpost);
 }
 
 #[test]
