@@ -27,7 +27,7 @@ use crate::{
     },
 };
 use stages::Sent;
-pub use stages::{PoisonError, Stages, TableError};
+pub use stages::{Catalog, PoisonError, Stages, TableError};
 
 /// After so many events the loop looks at the clock, however much more has arrived.
 const EVENTS_PER_TURN: u32 = 512;
@@ -321,7 +321,10 @@ impl Session<'_> {
                     sink.seal(wal_end);
                 }
             }
-            Event::Relation(relation) => stages.describe(relation)?,
+            Event::Relation(relation) => {
+                let commit_lsn = self.open.map_or(Lsn(u64::MAX), |open| open.position.commit_lsn);
+                stages.describe(relation, commit_lsn)?;
+            }
             Event::Ignored(Ignored::Update) => self.ignored("update"),
             Event::Ignored(Ignored::Delete) => self.ignored("delete"),
             Event::Ignored(Ignored::Truncate) => self.ignored("truncate"),
