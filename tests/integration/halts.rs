@@ -176,6 +176,8 @@ fn settings_that_do_not_fit_together_are_a_fault_of_the_configuration() {
         [("WALPOST_KAFKA_PROPERTIES_BATCH_SIZE", "100"), ("WALPOST_KAFKA_PROPERTIES_RECONNECT_BACKOFF_MAX_MS", "1")];
     let log = halted(&outbox, &env, 2);
     claim_said(&log, &["reconnect.backoff", "[kafka]"]);
+    let log = halted(&outbox, &[("WALPOST_KAFKA_PROPERTIES_COMPRESSION_CODEC", "bogus")], 2);
+    claim_said(&log, &["kafka.properties", "compression.codec"]);
 }
 
 #[test]
