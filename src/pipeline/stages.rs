@@ -2,6 +2,8 @@
 //!
 //! Pure but for the sink it hands records to. A description of a table replaces the binding of that table whole.
 
+use std::collections::HashSet;
+
 use super::{Open, SessionError};
 use crate::{
     config::{Config, OnIllegalTopic, OutboxConfig, TableName},
@@ -69,6 +71,8 @@ pub struct Stages {
     were_outboxes: Vec<(u32, String)>,
     /// Those of them that have another name now: oid, name before, name now.
     renamed: Vec<(u32, String, String)>,
+    /// Tables that are no outbox and had a row.
+    strangers: HashSet<u32>,
     headers: Headers,
 }
 
@@ -91,6 +95,7 @@ impl Stages {
             at_start: Catalog::default(),
             were_outboxes: Vec::new(),
             renamed: Vec::new(),
+            strangers: HashSet::new(),
             headers: Headers::default(),
         })
     }
@@ -154,9 +159,10 @@ impl Stages {
     ) -> Result<Sent, SessionError> {
         let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else {
             let renamed = self.renamed.iter().find(|(renamed, ..)| *renamed == oid);
-            return renamed.map_or(Ok(Sent::NotOurs), |(_, before, new)| {
-                Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() })
-            });
+            let Some((_, before, new)) = renamed else {
+                return Ok(Sent::NotOurs { first: self.strangers.insert(oid) });
+            };
+            return Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() });
         };
         let (position, commit_us) = (open.position, open.commit_us);
         let buries = |error: &PoisonError| {
@@ -239,5 +245,8 @@ impl From<Queued> for Sent {
 pub(super) enum Sent {
     Yes,
     Full,
-    NotOurs,
+    /// `first`: in this process, of its table.
+    NotOurs {
+        first: bool,
+    },
 }
