@@ -11,7 +11,7 @@ use std::{
 };
 
 use rdkafka::{
-    ClientConfig, Message, Offset, TopicPartitionList,
+    Message, Offset, TopicPartitionList,
     consumer::{BaseConsumer, Consumer},
     error::KafkaError,
     message::{Headers, OwnedHeaders},
@@ -143,8 +143,9 @@ pub fn list(config: &Config) -> Result<Letters, DeadLettersError> {
 /// Reads all; what would be sent is kept in memory only of those with an id that is wanted.
 fn read(config: &Config, wanted: impl Fn(&str) -> bool) -> Result<Letters, DeadLettersError> {
     let topic = config.kafka.dead_letter_topic.as_deref().ok_or(DeadLettersError::NoTopic)?;
-    let settings = admin_config(&config.kafka);
-    let consumer: BaseConsumer = without_producer_settings(&settings).create()?;
+    let mut settings = admin_config(&config.kafka);
+    settings.set("group.id", "walpost-dead-letters").set("enable.auto.commit", "false");
+    let consumer: BaseConsumer = settings.create()?;
     let metadata = consumer.fetch_metadata(Some(topic), PATIENCE)?;
     let found = metadata.topics().iter().find(|found| found.name() == topic && found.error().is_none());
     let partitions = found.ok_or_else(|| DeadLettersError::Missing(topic.to_owned()))?.partitions();
@@ -209,20 +210,6 @@ pub fn requeue(config: &Config, ids: &[String]) -> Result<u64, DeadLettersError>
         Some(error) => Err(error.into()),
         None => Ok(chosen.len() as u64),
     }
-}
-
-/// A consumer takes no settings of producers; those that lead to the brokers are what matters here.
-fn without_producer_settings(settings: &ClientConfig) -> ClientConfig {
-    let mut consumer = ClientConfig::new();
-    for (name, value) in settings.config_map() {
-        let leads_there =
-            ["bootstrap.", "security.", "sasl.", "ssl.", "socket.", "client.", "broker.", "reconnect.", "log_"];
-        if leads_there.iter().any(|prefix| name.starts_with(prefix)) {
-            consumer.set(name, value);
-        }
-    }
-    consumer.set("group.id", "walpost-dead-letters").set("enable.auto.commit", "false");
-    consumer
 }
 
 /// Keeps the first delivery that failed.

@@ -204,7 +204,7 @@ impl Decoder {
         Ok((OutboxEvent { id, event_type, key, payload, headers, timestamp_ms, position }, cells))
     }
 
-    /// What can be read of a row that [`Self::decode`] refused: the cells before the first one that cannot.
+    /// What can be read of a row that [`Self::decode`] refused.
     pub fn rest<'a>(&'a mut self, row: Row<'a>) -> Rest<'a> {
         // the error was told already
         let _ = self.read_spans(row);
@@ -217,9 +217,11 @@ impl Decoder {
         }
     }
 
+    /// Reads on behind a cell that cannot be read: the id may stand there, and an error is to name it.
     fn read_spans(&mut self, row: Row<'_>) -> Result<(), DecodeError> {
         self.spans.clear();
         let base = row.bytes().as_ptr().addr();
+        let mut unreadable = None;
         for (index, cell) in row.cells().enumerate() {
             self.spans.push(match cell {
                 Cell::Null => Span::Null,
@@ -228,12 +230,14 @@ impl Decoder {
                     Span::Value { start, end: start + value.len() }
                 }
                 Cell::Unchanged | Cell::Binary(_) => {
-                    let column = self.names.get(index).cloned().unwrap_or_default();
-                    return Err(DecodeError::BadValue { column, expected: "in text form" });
+                    unreadable.get_or_insert(index);
+                    Span::Null
                 }
             });
         }
-        Ok(())
+        let Some(index) = unreadable else { return Ok(()) };
+        let column = self.names.get(index).cloned().unwrap_or_default();
+        Err(DecodeError::BadValue { column, expected: "in text form" })
     }
 }
 
@@ -441,6 +445,20 @@ mod tests {
         assert_eq!((event.payload, event.key), (Some(&b"\0\xff\\A"[..]), Some(&b""[..])));
         let bytes = insert(&[Some(b"1"), Some(b"t"), Some(b"\\000"), None]);
         assert!(decoder.decode(row(&bytes), POSITION, 0).is_err());
+    }
+
+    #[test]
+    fn the_id_is_read_wherever_the_unreadable_cell_stands() {
+        let relation = relation(&[("event_type", 25), ("payload", 25), ("id", 25)]);
+        let mut decoder = Decoder::new(&relation, &outbox(None)).unwrap();
+        // an unchanged TOAST value, which an insert cannot have, and a cell in binary form
+        for unreadable in [&b"u"[..], b"b\0\0\0\x01\xff"] {
+            let bytes = [b"I\0\0\0\x01N\0\x03t\0\0\0\x01e", unreadable, b"t\0\0\0\x027\x38"].concat();
+            let error = decoder.decode(row(&bytes), POSITION, 0).unwrap_err();
+            assert_eq!(error, DecodeError::BadValue { column: "payload".into(), expected: "in text form" });
+            let rest = decoder.rest(row(&bytes));
+            assert_eq!((rest.id, rest.event_type, rest.payload), (Some(&b"78"[..]), Some(&b"e"[..]), None));
+        }
     }
 
     #[test]

@@ -40,7 +40,8 @@ pub fn judge(error: &SessionError) -> Verdict {
             "map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table",
         ),
         SessionError::Table { source: TableError::Renamed(_), .. } => Verdict::Halt(
-            "name the table's new name in outbox.table, or rename it back; the slot keeps its position, so nothing is lost",
+            "before the next start, name the table's new name in outbox.table (beside a table that took its place: as one more \
+             [[outbox]]), or rename it back; the slot keeps its position, so nothing is lost",
         ),
         SessionError::Table { source: TableError::Routes(_), .. } => {
             Verdict::Halt("name only columns of the table in route.topic and route.rules")

@@ -216,7 +216,7 @@ impl Supervisor {
             // both links at once: a start should not wait for one after the other
             let (wire, prepared) = tokio::join!(Wire::connect(&postgres.conninfo), prepare(&self.config));
             let wire = wire?; // it names what to do about the commonest faults
-            prepared?;
+            self.stages.know(prepared?);
             self.prepared.send_replace(true);
             wire
         };

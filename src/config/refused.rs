@@ -61,12 +61,18 @@ fn secret(name: &str) -> bool {
     ["password", "secret", "pem", "passphrase", "oauthbearer", "username", "key"].iter().any(|part| name.contains(part))
 }
 
-/// Second names of properties that walpost has settings of its own for: (second name, the one that walpost uses). Under two
-/// names in one client, either value may win.
+/// Second names of properties: (second name, the one that walpost uses). Under two names in one client either value may win,
+/// since properties are set in no order. These are all that librdkafka's `rd_kafka_properties` has, but for
+/// consumers' own and those of OIDC, which this build is without.
 const ALIASES: &[(&str, &str)] = &[
-    ("queue.buffering.max.ms", "linger.ms"),
-    ("compression.codec", "compression.type"),
+    ("metadata.broker.list", "bootstrap.servers"),
+    ("max.in.flight", "max.in.flight.requests.per.connection"),
     ("sasl.mechanisms", "sasl.mechanism"),
+    ("queue.buffering.max.ms", "linger.ms"),
+    ("message.send.max.retries", "retries"),
+    ("compression.codec", "compression.type"),
+    ("request.required.acks", "acks"),
+    ("delivery.timeout.ms", "message.timeout.ms"),
 ];
 
 /// The one name of a property that has several.
@@ -76,22 +82,18 @@ pub(super) fn canonical(name: &str) -> &str {
 
 const LEAVE: &str = "leave it out";
 
-/// (property, why it is refused, what to do instead)
+/// (property by the name that walpost uses, why it is refused, what to do instead)
 const REFUSED: &[(&str, &str, &str)] = &[
     ("acks", "an event counts as delivered when all in-sync replicas have it", LEAVE),
-    ("request.required.acks", "an event counts as delivered when all in-sync replicas have it", LEAVE),
     ("enable.idempotence", "without it a retry can duplicate or reorder events", LEAVE),
     ("enable.gapless.guarantee", "walpost itself sees to it that nothing is left out", LEAVE),
-    ("max.in.flight", "more than five requests in flight would let a retry reorder events", LEAVE),
     (
         "max.in.flight.requests.per.connection",
         "more than five requests in flight would let a retry reorder events",
         LEAVE,
     ),
     ("retries", "an event is tried until it is delivered, or it would be lost", LEAVE),
-    ("message.send.max.retries", "an event is tried until it is delivered, or it would be lost", LEAVE),
     ("message.timeout.ms", "an event is tried until it is delivered, or later ones would overtake it", LEAVE),
-    ("delivery.timeout.ms", "an event is tried until it is delivered, or later ones would overtake it", LEAVE),
     ("queuing.strategy", "last in, first out would reorder events", LEAVE),
     ("partitioner", "keys are placed as Java's clients do, and moving one would reorder its events", LEAVE),
     ("msg_order_cmp", "it would reorder events", LEAVE),
@@ -101,7 +103,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("queue.buffering.max.messages", "it follows from walpost's own bound", "set limits.in_flight_events"),
     ("queue.buffering.max.kbytes", "it follows from walpost's own bound", "set limits.in_flight_bytes"),
     ("bootstrap.servers", "it has a key of its own", "set kafka.brokers"),
-    ("metadata.broker.list", "it has a key of its own", "set kafka.brokers"),
     ("topic.blacklist", "events for a hidden topic could never be delivered", LEAVE),
     ("plugin.library.paths", "plugins could change or drop records", LEAVE),
     ("interceptors", "interceptors could change or drop records", LEAVE),
@@ -124,5 +125,39 @@ fn refusal(name: &str) -> Option<(&'static str, &'static str)> {
     if name.ends_with("_cb") {
         return Some(("only a program can set a callback", LEAVE));
     }
+    let name = canonical(name);
     REFUSED.iter().find(|(refused, ..)| *refused == name).map(|(_, reason, remedy)| (*reason, *remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What librdkafka itself makes of a value that is set under one name and read under the other.
+    #[test]
+    fn aliases_are_what_librdkafka_takes_for_aliases() {
+        for (alias, name) in ALIASES {
+            let value = match *name {
+                "bootstrap.servers" => "h:1",
+                "compression.type" => "zstd",
+                "sasl.mechanism" => "PLAIN",
+                _ => "7",
+            };
+            let native = ClientConfig::new().set(*alias, value).create_native_config().unwrap();
+            assert_eq!(native.get(name).ok().as_deref(), Some(value), "{alias}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_refused_under_each_of_its_names() {
+        for (alias, name) in ALIASES {
+            assert_eq!(refusal(alias), refusal(name), "{alias}");
+            assert!(REFUSED.iter().all(|(refused, ..)| refused != alias), "{alias} would never be found");
+        }
+        assert!(
+            ["delivery.timeout.ms", "max.in.flight", "request.required.acks"]
+                .iter()
+                .all(|name| refusal(name).is_some())
+        );
+    }
 }

@@ -38,13 +38,15 @@ pub struct Health {
 
 /// Until a broker has answered for the first time.
 pub const NOT_REACHED_YET: &str = "no broker has answered yet";
+/// Until slot and publication were looked at for the first time.
+pub const NOT_SEEN_YET: &str = "nobody has looked at it yet";
 
 impl Health {
-    /// That of a process that has reached nothing yet: not ready.
+    /// That of a process that has reached nothing yet: not ready. (The stream is told by what streams.)
     pub fn starting() -> Self {
-        let health = Self::default();
-        lock(&health.troubles).insert(Part::Kafka, NOT_REACHED_YET.to_owned());
-        health
+        let unknown = [(Part::Kafka, NOT_REACHED_YET), (Part::Slot, NOT_SEEN_YET), (Part::Publication, NOT_SEEN_YET)];
+        let troubles = unknown.map(|(part, reason)| (part, reason.to_owned())).into();
+        Self { troubles: Mutex::new(troubles), last_error: Mutex::default() }
     }
 
     /// Notes a trouble. Returns true when it is new or its reason changed (so that it is logged once).
@@ -59,9 +61,9 @@ impl Health {
         *lock(&self.last_error) = Some(error.into());
     }
 
-    /// Notes that a part is well. Returns true when it was not before.
-    pub fn well(&self, part: Part) -> bool {
-        lock(&self.troubles).remove(&part).is_some()
+    /// Notes that a part is well. Returns the trouble that is over, if there was one.
+    pub fn well(&self, part: Part) -> Option<String> {
+        lock(&self.troubles).remove(&part)
     }
 
     /// The present troubles; empty when ready.
@@ -77,4 +79,20 @@ impl Health {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_is_not_ready_before_everything_was_seen_once() {
+        let health = Health::starting();
+        for part in [Part::Kafka, Part::Slot, Part::Publication] {
+            assert!(health.troubles().iter().any(|(troubled, _)| *troubled == part), "{part}");
+            assert!(health.well(part).is_some());
+        }
+        assert_eq!(health.troubles(), []);
+        assert_eq!(health.last_error(), None, "a start is no error");
+    }
 }

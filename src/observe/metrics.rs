@@ -44,6 +44,8 @@ pub struct Metrics {
     pub dead_lettered: IntCounterVec,
     /// `walpost_ignored_changes_total{kind}`: update, delete, truncate, message
     pub ignored_changes: IntCounterVec,
+    /// `walpost_other_table_rows_total`: of tables that are published and are no outbox
+    pub other_table_rows: IntCounter,
     /// `walpost_reconnects_total{side}`: replication, sql
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
@@ -98,8 +100,16 @@ impl Metrics {
             ),
             ignored_changes: counters(
                 "ignored_changes_total",
-                "Changes received that are no inserts into an outbox table and were skipped, by kind.",
+                "Changes received that are no inserts and were skipped, by kind.",
                 &["kind"],
+            ),
+            other_table_rows: register(
+                &registry,
+                IntCounter::new(
+                    "other_table_rows_total",
+                    "Rows received of published tables that are no outbox of the configuration, and skipped.",
+                )
+                .expect("the name is legal"),
             ),
             reconnects: counters(
                 "reconnects_total",
@@ -339,6 +349,7 @@ mod tests {
             "delivery_errors_total",
             "dead_lettered_total",
             "ignored_changes_total",
+            "other_table_rows_total",
             "reconnects_total",
             "producer_restarts_total",
             "halted",

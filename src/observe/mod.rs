@@ -9,7 +9,7 @@ pub mod progress;
 pub mod slot;
 pub mod status;
 
-pub use health::{Health, NOT_REACHED_YET, Part};
+pub use health::{Health, NOT_REACHED_YET, NOT_SEEN_YET, Part};
 pub use metrics::Metrics;
 pub use monitor::Monitor;
 pub use progress::Progress;

@@ -12,7 +12,7 @@ use tokio::{
 use tokio_postgres::{Client, error::SqlState};
 
 use super::{
-    Health, Metrics, Part,
+    Health, Metrics, NOT_SEEN_YET, Part,
     slot::{self, Observation, ServerState, SlotState},
 };
 use crate::{
@@ -133,7 +133,7 @@ impl Monitor {
             Some(reason) if self.health.trouble(Part::Slot, &reason) => {
                 tracing::error!(slot = self.slot, reason, "slot unhealthy");
             }
-            None if self.health.well(Part::Slot) => {
+            None if self.recovered(Part::Slot) => {
                 tracing::info!(slot = self.slot, "slot healthy again");
             }
             _ => {}
@@ -144,7 +144,7 @@ impl Monitor {
         let faults = found.faults();
         let publication = &self.publication;
         if faults.is_empty() {
-            if self.health.well(Part::Publication) {
+            if self.recovered(Part::Publication) {
                 tracing::info!(
                     publication,
                     "publication whole again; rows written meanwhile may not have been published"
@@ -157,6 +157,11 @@ impl Monitor {
         if self.health.trouble(Part::Publication, &reason) {
             tracing::error!(publication, reason, "publication leaves rows out");
         }
+    }
+
+    /// Notes that a part is well. True when it was not, which a first look does not show.
+    fn recovered(&self, part: Part) -> bool {
+        self.health.well(part).is_some_and(|trouble| trouble != NOT_SEEN_YET)
     }
 
     fn cannot_look(&self, error: &str) {

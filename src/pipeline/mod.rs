@@ -23,11 +23,11 @@ use crate::{
     source::{
         Event, Source, SourceError,
         feedback::{Feedback, LOST_AFTER, SHUTDOWN_PATIENCE},
-        pgoutput::Ignored,
+        pgoutput::{Ignored, Relation},
     },
 };
 use stages::Sent;
-pub use stages::{PoisonError, Stages, TableError};
+pub use stages::{Catalog, PoisonError, Stages, TableError};
 
 /// After so many events the loop looks at the clock, however much more has arrived.
 const EVENTS_PER_TURN: u32 = 512;
@@ -295,7 +295,12 @@ impl Session<'_> {
                 let Some(open) = self.open else { return Err(outside("a row")) };
                 match stages.publish(relation.oid, row, open, sink)? {
                     Sent::Full => return Ok(false),
-                    Sent::NotOurs => self.ignored("other_table"),
+                    Sent::NotOurs { first } => {
+                        self.telltale.metrics.other_table_rows.inc();
+                        if first {
+                            tell_other_table(relation);
+                        }
+                    }
                     Sent::Yes => {
                         fault::point("after_enqueue");
                         self.count_event();
@@ -321,7 +326,10 @@ impl Session<'_> {
                     sink.seal(wal_end);
                 }
             }
-            Event::Relation(relation) => stages.describe(relation)?,
+            Event::Relation(relation) => {
+                let commit_lsn = self.open.map_or(Lsn(u64::MAX), |open| open.position.commit_lsn);
+                stages.describe(relation, commit_lsn)?;
+            }
             Event::Ignored(Ignored::Update) => self.ignored("update"),
             Event::Ignored(Ignored::Delete) => self.ignored("delete"),
             Event::Ignored(Ignored::Truncate) => self.ignored("truncate"),
@@ -442,6 +450,16 @@ impl Session<'_> {
             *since = Instant::now();
         }
     }
+}
+
+/// Once a table: it may be meant so, or be an outbox that was renamed before walpost started.
+fn tell_other_table(relation: &Relation) {
+    let (schema, table) = (&relation.schema, &relation.table);
+    tracing::warn!(
+        schema,
+        table,
+        "rows of a table that is published and is no outbox are skipped; name it in [[outbox]], or take it out of the publication"
+    );
 }
 
 fn outside(what: &str) -> SessionError {

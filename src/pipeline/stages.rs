@@ -2,12 +2,15 @@
 //!
 //! Pure but for the sink it hands records to. A description of a table replaces the binding of that table whole.
 
+use std::collections::HashSet;
+
 use super::{Open, SessionError};
 use crate::{
-    config::{Config, OnIllegalTopic, OutboxConfig},
+    config::{Config, OnIllegalTopic, OutboxConfig, TableName},
     decode::{DecodeError, Decoder, missing},
     encode::{BadHeaders, Dead, Headers, Record, Unfit},
     fault,
+    lsn::Lsn,
     route::{RouteError, Router, Routes},
     sink::{Queued, Sink},
     source::pgoutput::{Relation, Row},
@@ -34,6 +37,15 @@ pub struct Renamed {
     new: String,
 }
 
+/// Which tables are the outboxes, as the catalog has it.
+#[derive(Debug, Clone, Default)]
+pub struct Catalog {
+    /// Oid and name of each.
+    pub outboxes: Vec<(u32, TableName)>,
+    /// When: at this position of the WAL.
+    pub as_of: Lsn,
+}
+
 /// Why an event cannot be published.
 #[derive(Debug, thiserror::Error)]
 pub enum PoisonError {
@@ -53,16 +65,20 @@ pub struct Stages {
     config: Config,
     router: Router,
     tables: Vec<Table>,
-    /// Outbox tables that lost their name in this session: oid, name before, name now.
+    at_start: Catalog,
+    /// Every table that was an outbox in this process, by oid, with its name then. A description belongs to a connection, an
+    /// oid to the database: a session that begins after a renaming hears of the new name only.
+    were_outboxes: Vec<(u32, String)>,
+    /// Those of them that have another name now: oid, name before, name now.
     renamed: Vec<(u32, String, String)>,
+    /// Tables that are no outbox and had a row.
+    strangers: HashSet<u32>,
     headers: Headers,
 }
 
 /// One outbox table as last described.
 struct Table {
     oid: u32,
-    /// Schema and name, for errors.
-    name: String,
     decoder: Decoder,
     routes: Routes,
     header_columns: Vec<(String, usize)>,
@@ -76,7 +92,10 @@ impl Stages {
             config: config.clone(),
             router,
             tables: Vec::new(),
+            at_start: Catalog::default(),
+            were_outboxes: Vec::new(),
             renamed: Vec::new(),
+            strangers: HashSet::new(),
             headers: Headers::default(),
         })
     }
@@ -87,21 +106,24 @@ impl Stages {
         self.renamed.clear();
     }
 
-    fn old_name(&self, oid: u32) -> Option<String> {
-        self.renamed.iter().find_map(|(renamed, before, _)| (*renamed == oid).then(|| before.clone()))
+    /// Takes in what the catalog says before the first stream.
+    pub fn know(&mut self, catalog: Catalog) {
+        self.at_start = catalog;
     }
 
-    pub(super) fn describe(&mut self, relation: &Relation) -> Result<(), SessionError> {
-        let before = self.tables.iter().position(|table| table.oid == relation.oid);
-        let before = before.map(|index| self.tables.swap_remove(index).name).or_else(|| self.old_name(relation.oid));
+    /// Binds a table by the name that it had when the rows were written, since the server decodes with the catalog of that
+    /// time; so a table that was swapped in is followed from its first row on. Rows that were written before the start are
+    /// also ours when their table is an outbox by now: whoever renames a table back, or names its new name in the
+    /// configuration, means all of its rows. At worst some of a table that was filled before it was swapped in come twice.
+    pub(super) fn describe(&mut self, relation: &Relation, commit_lsn: Lsn) -> Result<(), SessionError> {
+        self.tables.retain(|table| table.oid != relation.oid);
         let name = format!("{}.{}", relation.schema, relation.table);
         let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
-        let ours =
-            |outbox: &&OutboxConfig| outbox.table.schema == relation.schema && outbox.table.table == relation.table;
         self.renamed.retain(|(oid, ..)| *oid != relation.oid);
-        let Some(outbox) = self.config.outboxes.iter().find(ours) else {
+        let Some(outbox) = self.outbox(relation, commit_lsn) else {
             // no error yet: a table that was swapped out may be emptied or altered, only new rows in it would be missed
-            self.renamed.extend(before.map(|before| (relation.oid, before, name.clone())));
+            let before = self.were_outboxes.iter().find(|(oid, _)| *oid == relation.oid);
+            self.renamed.extend(before.map(|(oid, before)| (*oid, before.clone(), name)));
             return Ok(());
         };
         let decoder = Decoder::new(relation, outbox).map_err(|error| failed(error.into()))?;
@@ -111,8 +133,21 @@ impl Stages {
             decoder.index_of(column).map(|index| (header.clone(), index)).ok_or_else(|| failed(absent().into()))
         };
         let header_columns = outbox.header_columns.iter().map(index).collect::<Result<_, _>>()?;
-        self.tables.push(Table { oid: relation.oid, name, decoder, routes, header_columns });
+        self.were_outboxes.retain(|(oid, _)| *oid != relation.oid);
+        self.were_outboxes.push((relation.oid, name));
+        self.tables.push(Table { oid: relation.oid, decoder, routes, header_columns });
         Ok(())
+    }
+
+    fn outbox(&self, relation: &Relation, commit_lsn: Lsn) -> Option<&OutboxConfig> {
+        let outbox = |schema: &str, table: &str| {
+            self.config.outboxes.iter().find(|outbox| outbox.table.schema == schema && outbox.table.table == table)
+        };
+        outbox(&relation.schema, &relation.table).or_else(|| {
+            let known = self.at_start.outboxes.iter().filter(|_| commit_lsn < self.at_start.as_of);
+            let (_, name) = known.into_iter().find(|(oid, _)| *oid == relation.oid)?;
+            outbox(&name.schema, &name.table)
+        })
     }
 
     pub(super) fn publish<S: Sink>(
@@ -124,9 +159,10 @@ impl Stages {
     ) -> Result<Sent, SessionError> {
         let Some(table) = self.tables.iter_mut().find(|table| table.oid == oid) else {
             let renamed = self.renamed.iter().find(|(renamed, ..)| *renamed == oid);
-            return renamed.map_or(Ok(Sent::NotOurs), |(_, before, new)| {
-                Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() })
-            });
+            let Some((_, before, new)) = renamed else {
+                return Ok(Sent::NotOurs { first: self.strangers.insert(oid) });
+            };
+            return Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() });
         };
         let (position, commit_us) = (open.position, open.commit_us);
         let buries = |error: &PoisonError| {
@@ -209,5 +245,8 @@ impl From<Queued> for Sent {
 pub(super) enum Sent {
     Yes,
     Full,
-    NotOurs,
+    /// `first`: in this process, of its table.
+    NotOurs {
+        first: bool,
+    },
 }

@@ -172,7 +172,7 @@ impl Topics {
 
     fn release(&mut self, topic: &str) {
         // the stream is serial: only the record in front can be held, also one that an earlier session held
-        if self.refused.is_none() && self.health.well(Part::Topic) {
+        if self.refused.is_none() && self.health.well(Part::Topic).is_some() {
             tracing::info!(topic, "the topic is there, events follow");
         }
     }

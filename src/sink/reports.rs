@@ -174,3 +174,25 @@ impl ProducerContext<NoCustomPartitioner> for Context {
         self.reports.push(Report { ticket: Ticket::from_word(word as u64), at_us: clock::unix_us(), failure });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context() -> Context {
+        Context { reports: Arc::default(), health: Arc::default(), cause: Mutex::default(), alone: false }
+    }
+
+    #[test]
+    fn one_broker_in_trouble_is_only_the_cause_when_none_is_left() {
+        for code in [RDKafkaErrorCode::Resolve, RDKafkaErrorCode::SSL, RDKafkaErrorCode::Authentication] {
+            let context = context();
+            context.error(KafkaError::Global(code), "b1:9092/1: that is wrong (after 3ms in state CONNECT)");
+            assert_eq!(context.health.troubles(), [], "{code}: others may serve");
+            context.error(KafkaError::Global(RDKafkaErrorCode::AllBrokersDown), "2/2 brokers are down");
+            let troubles = context.health.troubles();
+            assert!(matches!(&troubles[..], [(Part::Kafka, reason)] if reason.contains("b1:9092/1: that is wrong")));
+            assert!(!troubles[0].1.contains("3ms"), "the same cause would be told anew each time: {troubles:?}");
+        }
+    }
+}

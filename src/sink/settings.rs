@@ -5,6 +5,31 @@ use rdkafka::ClientConfig;
 use super::{Mode, Sending};
 use crate::config::KafkaConfig;
 
+/// What walpost sets for any client, so that properties which fit together in one fit together in each.
+const CONNECTION: &[(&str, &str)] = &[
+    ("socket.keepalive.enable", "true"),
+    ("socket.timeout.ms", "30000"),
+    ("reconnect.backoff.ms", "20"),
+    ("reconnect.backoff.max.ms", "1000"),
+    ("retry.backoff.max.ms", "1000"),
+    ("topic.metadata.refresh.interval.ms", "60000"),
+    ("allow.auto.create.topics", "false"),
+    ("enable.metrics.push", "false"),
+];
+
+/// The properties of producers and topics among those that an operator may set (`P` in librdkafka's CONFIGURATION.md).
+const PRODUCING: &[&str] = &[
+    "batch.num.messages",
+    "batch.size",
+    "compression.level",
+    "compression.type",
+    "linger.ms",
+    "produce.offset.report",
+    "queue.buffering.backpressure.threshold",
+    "request.timeout.ms",
+    "sticky.partitioning.linger.ms",
+];
+
 /// What walpost sets: first what an operator may change, then what an operator named, then what guards the guarantees.
 pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) -> ClientConfig {
     let mut settings = ClientConfig::new();
@@ -18,16 +43,8 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
         ("batch.num.messages", "10000"),
         ("queue.buffering.max.messages", "1000000"),
         ("queue.buffering.max.kbytes", "2097151"),
-        ("socket.keepalive.enable", "true"),
-        ("socket.timeout.ms", "30000"),
-        ("reconnect.backoff.ms", "20"),
-        ("reconnect.backoff.max.ms", "1000"),
-        ("retry.backoff.max.ms", "1000"),
-        ("topic.metadata.refresh.interval.ms", "60000"),
-        ("allow.auto.create.topics", "false"),
-        ("enable.metrics.push", "false"),
     ];
-    for (key, value) in defaults {
+    for (key, value) in CONNECTION.iter().copied().chain(defaults) {
         settings.set(key, value);
     }
     for (key, value) in &config.properties {
@@ -57,13 +74,58 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     settings
 }
 
-/// An admin client of the same cluster.
+/// An admin client, or a consumer, of the same cluster: whatever leads the producer to the brokers leads it there too.
 pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
     let mut settings = ClientConfig::new();
+    for (key, value) in CONNECTION {
+        settings.set(*key, *value);
+    }
+    // log_level is none that an operator may set
     settings.set("bootstrap.servers", &config.brokers).set("log_level", "0");
-    // it is a producer as well, as librdkafka sees it, so whatever leads to the brokers leads it there too
-    for (key, value) in &config.properties {
+    for (key, value) in config.properties.iter().filter(|(key, _)| !PRODUCING.contains(&key.as_str())) {
         settings.set(key, value.expose());
     }
     settings
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::{admin::AdminClient, client::DefaultClientContext, producer::BaseProducer};
+
+    use super::*;
+    use crate::config;
+
+    fn kafka(properties: &[(&str, &str)]) -> KafkaConfig {
+        let mut flags = vec![("postgres.url".to_owned(), "postgres://localhost/db".to_owned())];
+        flags.extend(properties.iter().map(|(name, value)| (format!("kafka.properties.{name}"), (*value).to_owned())));
+        config::load(None, &flags).unwrap().kafka
+    }
+
+    #[test]
+    fn an_admin_client_takes_what_leads_to_the_brokers_and_nothing_of_producing() {
+        let connecting = [
+            ("client.dns.lookup", "resolve_canonical_bootstrap_servers_only"),
+            ("broker.address.family", "v4"),
+            ("socket.connection.setup.timeout.ms", "5000"),
+            ("reconnect.backoff.max.ms", "70"),
+            ("api.version.request.timeout.ms", "5000"),
+        ];
+        let producing = [("linger.ms", "900"), ("compression.codec", "zstd"), ("request.timeout.ms", "5000")];
+        let settings = admin_config(&kafka(&[&connecting[..], &producing].concat()));
+        for (name, value) in connecting {
+            assert_eq!(settings.get(name), Some(value));
+        }
+        for name in ["linger.ms", "compression.type", "compression.codec", "request.timeout.ms", "acks"] {
+            assert_eq!(settings.get(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn properties_that_fit_the_producer_fit_the_admin_client() {
+        // librdkafka's own reconnect.backoff.ms is larger than this, and it refuses the pair
+        let config = kafka(&[("reconnect.backoff.max.ms", "70")]);
+        let sending = Sending { mode: Mode::Normal, batch_bytes: None };
+        client_config(&config, sending, "test").create::<BaseProducer>().unwrap();
+        admin_config(&config).create::<AdminClient<DefaultClientContext>>().unwrap();
+    }
 }

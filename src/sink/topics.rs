@@ -177,7 +177,7 @@ impl Watch {
         match self.producer.client().fetch_metadata(topic, ANSWER_LIMIT) {
             Ok(metadata) => {
                 let asked = !self.shared.stalled.load(Relaxed) && !self.shared.stop.load(Relaxed);
-                if asked && self.health.well(Part::Kafka) {
+                if asked && self.health.well(Part::Kafka).is_some() {
                     tracing::info!("kafka is reachable");
                 }
                 let found = metadata.topics().iter().find(|found| topic == Some(found.name()));

@@ -139,17 +139,20 @@ fn an_idle_outbox_in_a_busy_server_lets_the_slot_advance() {
 #[test]
 fn changes_that_are_no_inserts_are_counted_and_passed_over() {
     at_both_ends(|version| {
-        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        let outbox =
+            Outbox::with(Postgres::shared(version), Kafka::shared(), &format!("{TABLE}; CREATE TABLE other (a int)"));
         let topic = outbox.topic("t", 1);
         // an operator's own publication may publish more than walpost asks for
         let name = outbox.database.name();
-        outbox
-            .execute(&format!("ALTER TABLE outbox REPLICA IDENTITY FULL; CREATE PUBLICATION {name} FOR TABLE outbox"));
+        outbox.execute(&format!(
+            "ALTER TABLE outbox REPLICA IDENTITY FULL; CREATE PUBLICATION {name} FOR TABLE outbox, other"
+        ));
         let it = AtWork { walpost: outbox.relay(&[]), outbox, topic };
         it.outbox.execute(&insert("1"));
         it.outbox.execute("UPDATE outbox SET payload = 'new'");
         it.outbox.execute("DELETE FROM outbox");
         it.outbox.execute("TRUNCATE outbox");
+        it.outbox.execute("INSERT INTO other VALUES (1), (2)");
         it.outbox
             .execute("SELECT pg_logical_emit_message(true, 'app', 'text'), pg_logical_emit_message(false, 'app', '')");
         it.outbox.execute(&insert("2"));
@@ -157,6 +160,10 @@ fn changes_that_are_no_inserts_are_counted_and_passed_over() {
         let ignored =
             |kind| it.walpost.metric(&format!("walpost_ignored_changes_total{{kind=\"{kind}\"}}")).to_string();
         assert_eq!(["update", "delete", "truncate"].map(ignored), ["1"; 3]);
+        assert_eq!(it.walpost.metric("walpost_other_table_rows_total").to_string(), "2");
+        assert_eq!(it.walpost.metrics().keys().filter(|name| name.contains("kind=\"other")).count(), 0);
+        let log = it.walpost.log();
+        assert_eq!(log.matches("is no outbox are skipped").count(), 1, "once a table:\n{log}");
     });
 }
 

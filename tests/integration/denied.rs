@@ -46,6 +46,28 @@ fn events_for_a_topic_that_denies_writing_are_held_until_it_allows_it() {
     assert_eq!(records.iter().map(|record| record.header("id")).collect::<Vec<_>>(), ["1", "2", "3"].map(Some));
 }
 
+/// A topic that may not be seen is no missing one, and is counted by what it is.
+#[test]
+fn a_topic_that_may_not_be_seen_is_counted_as_denied() {
+    let kafka = victim();
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topic = outbox.topic("t", 1);
+    let acls = [acl(&topic, DESCRIBE, DENY), acl(&topic, WRITE, ALLOW), acl(&topic, READ, ALLOW)];
+    ask(&kafka, CREATE_ACLS, &acls);
+    let walpost = outbox.relay(&[]);
+    outbox.execute("INSERT INTO outbox VALUES (1, 't', 'k', '')");
+    let counted = |code: &str| {
+        let name = format!("walpost_delivery_errors_total{{code=\"{code}\",topic=\"{topic}\"}}");
+        walpost.metrics().get(&name).copied()
+    };
+    wait_until(PATIENCE, "the topic is held", || counted("TopicAuthorizationFailed").is_some());
+    assert_eq!(counted("UnknownTopicOrPartition"), None);
+    ask(&kafka, DELETE_ACLS, &acls);
+    walpost.wait_until_ready(PATIENCE);
+    outbox.wait_until_confirmed();
+    assert_eq!(kafka.record_count(&topic), 1);
+}
+
 // Kafka's protocol, as far as neither librdkafka's bindings nor the broker's jars have it:
 // https://kafka.apache.org/protocol#The_Messages_CreateAcls
 const CREATE_ACLS: i16 = 30;

@@ -238,11 +238,18 @@ fn until_a_broker_has_answered_walpost_is_not_ready() {
     let outbox = Outbox::shared(Version::NEWEST);
     let nobody =
         TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").to_string();
-    let walpost = outbox.relay(&[("WALPOST_KAFKA_BROKERS", &nobody)]);
-    stays(Duration::from_secs(3), "it is not ready", || {
+    // from the first answer on, and on beyond the moment when it streams
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[("WALPOST_KAFKA_BROKERS", &nobody)]);
+    stays(Duration::from_secs(5), "it is not ready", || {
         let answer = walpost.get("/readyz");
         answer.status == 503 && answer.body.contains("kafka:")
     });
+    assert_eq!(walpost.status()["streaming"], true, "{}", walpost.log());
+    let log = walpost.log();
+    assert!(
+        !log.contains("whole again") && !log.contains("healthy again"),
+        "a first look is told as a recovery:\n{log}"
+    );
 }
 
 const REPLICATION_RECONNECTS: &str = "walpost_reconnects_total{side=\"replication\"}";

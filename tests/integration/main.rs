@@ -20,6 +20,7 @@ mod ledger;
 mod links;
 mod outbox;
 mod records;
+mod renames;
 mod secured;
 mod servers;
 mod stream;
