@@ -41,6 +41,8 @@ enum Fault {
     RestartPostgres(Stop),
     EndWalsender,
     EndSqlLink,
+    CutPostgresLink,
+    CutKafkaLink,
     PostgresLink(Weather),
     KafkaLink(Weather),
 }
@@ -48,7 +50,7 @@ enum Fault {
 const DELAY: Weather = Weather::Delayed(Duration::from_millis(200));
 
 /// Kills at fault points as often as all others together.
-const MENU: [Fault; 22] = [
+const MENU: [Fault; 24] = [
     Fault::Kill,
     Fault::Terminate,
     Fault::FreezeWalpost,
@@ -58,6 +60,8 @@ const MENU: [Fault; 22] = [
     Fault::RestartPostgres(Stop::Fast),
     Fault::EndWalsender,
     Fault::EndSqlLink,
+    Fault::CutPostgresLink,
+    Fault::CutKafkaLink,
     Fault::PostgresLink(Weather::Stalled),
     Fault::PostgresLink(Weather::CutBeforeAnswer),
     Fault::PostgresLink(Weather::HalfOpen),
@@ -93,7 +97,11 @@ impl Faults {
             world.new_topic();
         }
         let fault = if self.random.bool() { Fault::KillAtPoint } else { MENU[self.random.usize(..MENU.len())] };
-        let hold = Duration::from_millis(self.random.u64(300..4000));
+        let hold = match fault {
+            Fault::FreezeBroker => self.random.u64(2000..8000),
+            _ => self.random.u64(300..4000),
+        };
+        let hold = Duration::from_millis(hold);
         let peace = Duration::from_millis(self.random.u64(100..1200));
         let name = match fault {
             Fault::KillAtPoint => self.kill_at_point(world),
@@ -169,6 +177,8 @@ impl Faults {
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'walpost%' \
                  AND backend_type = 'client backend'",
             ),
+            Fault::CutPostgresLink => world.postgres_link.cut(),
+            Fault::CutKafkaLink => node.proxy().cut(),
             Fault::PostgresLink(weather) => {
                 world.postgres_link.set(weather);
                 self.perhaps_kill(world, hold);

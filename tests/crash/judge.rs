@@ -8,21 +8,25 @@ use std::{
 
 use tokio_postgres::SimpleQueryMessage;
 
-use crate::{services::complete, watch::Found, world::World, writers::payload};
+use crate::{
+    services::{complete, topics::Received},
+    watch::Found,
+    world::World,
+    writers::{payload, topic_of},
+};
 
 /// Everything that can be counted.
 #[derive(Debug, Default)]
 pub struct Tally {
     committed: usize,
     records: usize,
-    looks: u64,
+    watched: Found,
     /// Committed by the ledger's word and not in the table: then the kit itself is wrong.
     unknown: Vec<String>,
-    pub lost: Vec<String>,
-    pub phantoms: Vec<String>,
-    pub inversions: Vec<String>,
-    pub mismatches: Vec<String>,
-    pub early: Vec<String>,
+    lost: Vec<String>,
+    phantoms: Vec<String>,
+    inversions: Vec<String>,
+    mismatches: Vec<String>,
     duplicates: usize,
 }
 
@@ -30,37 +34,31 @@ impl Tally {
     /// Heals the world, ends it and counts.
     pub fn of(world: &World) -> Self {
         world.heal();
-        let found = world.watch.join();
-        Self::count(world, found)
+        let watched = world.watch.finish();
+        let topics = world.shared.topics();
+        let topics: Vec<_> = topics.iter().map(String::as_str).collect();
+        let ledger = world.writers.ledger.lock().expect("no panic");
+        let records = world.shared.kafka.read_all(&topics);
+        Self { watched, ..Self::compare(&table(world), ledger.iter().map(|(id, _)| id), &records) }
     }
 
-    /// Counts what there is now.
-    pub fn count(world: &World, found: Found) -> Self {
-        let shared = &world.shared;
-        let table = table(world);
-        let topics = shared.topics();
-        let topics: Vec<_> = topics.iter().map(String::as_str).collect();
-        let records = shared.kafka.read_all(&topics);
-        let ledger = world.writers.ledger.lock().expect("no panic");
+    /// What is in Kafka against what is committed.
+    fn compare<'a>(table: &BTreeSet<String>, ledger: impl Iterator<Item = &'a String>, records: &[Received]) -> Self {
         let mut tally = Self {
             committed: table.len(),
             records: records.len(),
-            looks: found.looks,
-            early: found.early,
-            unknown: ledger.keys().filter(|id| !table.contains(*id)).cloned().collect(),
+            unknown: ledger.filter(|id| !table.contains(*id)).cloned().collect(),
             ..Self::default()
         };
         let (mut seen, mut last) = (BTreeSet::new(), BTreeMap::new());
-        for record in &records {
+        for record in records {
             let id = record.header("id").expect("every record has an id");
             if !table.contains(id) {
                 tally.phantoms.push(id.to_owned());
                 continue;
             }
             let (topic_and_key, number) = id.rsplit_once('/').expect("an id of ours");
-            let key = topic_and_key.rsplit('/').next().unwrap_or_default();
-            if record.value.as_deref() != Some(payload(id).as_bytes()) || record.key.as_deref() != Some(key.as_bytes())
-            {
+            if !is_itself(record, id, topic_and_key) {
                 tally.mismatches.push(id.to_owned());
             }
             if !seen.insert(id) {
@@ -79,9 +77,18 @@ impl Tally {
 
     /// Nothing but duplicates.
     pub fn is_clean(&self) -> bool {
-        let wrong = [&self.unknown, &self.lost, &self.phantoms, &self.inversions, &self.mismatches, &self.early];
-        wrong.iter().all(|list| list.is_empty()) && self.committed > 0 && self.looks > 0
+        let wrong = [&self.unknown, &self.lost, &self.phantoms, &self.inversions, &self.mismatches];
+        let right = wrong.iter().all(|list| list.is_empty()) && self.watched.early.is_empty();
+        right && self.committed > 0 && self.watched.looks > 0
     }
+}
+
+/// Whether the record is what its id says, in the topic that its id says.
+fn is_itself(record: &Received, id: &str, topic_and_key: &str) -> bool {
+    let key = topic_and_key.rsplit('/').next().unwrap_or_default();
+    record.value == payload(id).map(String::into_bytes)
+        && record.key.as_deref() == Some(key.as_bytes())
+        && record.topic.ends_with(&format!(".t{}", topic_of(id)))
 }
 
 /// What is committed: nothing is ever deleted.
@@ -97,6 +104,7 @@ fn table(world: &World) -> BTreeSet<String> {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let early: Vec<_> = self.watched.early.iter().cloned().collect();
         let mut row = |name: &str, list: &[String]| {
             let some: Vec<_> = list.iter().take(5).cloned().collect();
             writeln!(f, "{name:<24}{:>9}  {}", list.len(), some.join(" "))
@@ -105,11 +113,83 @@ impl fmt::Display for Tally {
         row("phantom", &self.phantoms)?;
         row("out of order", &self.inversions)?;
         row("value or key differs", &self.mismatches)?;
-        row("confirmed early", &self.early)?;
+        row("confirmed early", &early)?;
         row("ledger against table", &self.unknown)?;
         writeln!(f, "{:<24}{:>9}", "events committed", self.committed)?;
         writeln!(f, "{:<24}{:>9}", "records in Kafka", self.records)?;
         writeln!(f, "{:<24}{:>9}", "sent more than once", self.duplicates)?;
-        write!(f, "{:<24}{:>9}", "looks at the slot", self.looks)
+        writeln!(f, "{:<24}{:>9}", "looks at the slot", self.watched.looks)?;
+        writeln!(f, "{:<24}{:>9}", "looks without answer", self.watched.blind)?;
+        write!(f, "{:<24}{:>9}", "confirms checked", self.watched.checked)
     }
+}
+
+const TABLE: [&str; 3] = ["0/k/1000001", "0/k/1000002", "1/k/2000001"];
+
+/// A record of Kafka, as it ought to be.
+fn record(id: &str) -> Received {
+    Received {
+        topic: format!("database.t{}", topic_of(id)),
+        partition: 0,
+        offset: 0,
+        key: Some(b"k".to_vec()),
+        value: payload(id).map(String::into_bytes),
+        headers: vec![("id".to_owned(), Some(id.as_bytes().to_vec()))],
+        timestamp: None,
+    }
+}
+
+fn compared(records: &[Received]) -> Tally {
+    let table: BTreeSet<String> = TABLE.map(str::to_owned).into();
+    let tally = Tally::compare(&table, table.iter(), records);
+    Tally { watched: Found { looks: 1, ..Found::default() }, ..tally }
+}
+
+#[test]
+fn the_judge_is_content_with_all_in_order_and_with_repetitions() {
+    let tally = compared(&[TABLE[0], TABLE[1], TABLE[0], TABLE[1], TABLE[2]].map(record));
+    assert!(tally.is_clean(), "{tally}");
+    assert_eq!(tally.duplicates, 2);
+}
+
+#[test]
+fn the_judge_sees_what_is_lost() {
+    let tally = compared(&[TABLE[0], TABLE[2]].map(record));
+    assert_eq!((tally.lost.as_slice(), tally.is_clean()), (&[TABLE[1].to_owned()][..], false));
+}
+
+#[test]
+fn the_judge_sees_what_was_never_committed() {
+    let tally = compared(&[TABLE[0], TABLE[1], TABLE[2], "0/k/undone9"].map(record));
+    assert_eq!((tally.phantoms.len(), tally.is_clean()), (1, false));
+}
+
+#[test]
+fn the_judge_sees_what_was_overtaken() {
+    let tally = compared(&[TABLE[1], TABLE[0], TABLE[2]].map(record));
+    assert_eq!((tally.inversions.as_slice(), tally.is_clean()), (&[TABLE[0].to_owned()][..], false));
+    let elsewhere = Received { partition: 1, ..record(TABLE[1]) };
+    let tally = compared(&[record(TABLE[0]), elsewhere, record(TABLE[2])]);
+    assert_eq!((tally.inversions.len(), tally.is_clean()), (1, false));
+}
+
+#[test]
+fn the_judge_sees_what_was_altered_or_misplaced() {
+    let right = record(TABLE[0]);
+    let wrong = [
+        Received { value: Some(b"payload of another".to_vec()), ..right.clone() },
+        Received { value: None, ..right.clone() },
+        Received { key: None, ..right.clone() },
+        Received { topic: "database.t1".to_owned(), ..right.clone() },
+    ];
+    for altered in wrong {
+        let tally = compared(&[altered, record(TABLE[1]), record(TABLE[2])]);
+        assert_eq!((tally.mismatches.len(), tally.is_clean()), (1, false));
+    }
+}
+
+#[test]
+fn the_judge_sees_a_ledger_that_the_table_does_not_know() {
+    let tally = Tally::compare(&BTreeSet::new(), [TABLE[0].to_owned()].iter(), &[]);
+    assert_eq!((tally.unknown.len(), tally.is_clean()), (1, false));
 }

@@ -22,7 +22,7 @@ use judge::Tally;
 use world::World;
 
 /// The slice that every test run takes.
-const SLICE: Duration = Duration::from_secs(90);
+const SLICE: Duration = Duration::from_mins(2);
 const SLICE_SEED: u64 = 0x5EED;
 const WRITERS: usize = 8;
 

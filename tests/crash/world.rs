@@ -5,7 +5,8 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
@@ -17,7 +18,6 @@ use crate::{
         kafka::{Kafka, Settings as KafkaSettings},
         postgres::{Postgres, Settings},
         proxy::{Proxy, Weather},
-        wait_until,
         walpost::{Walpost, environment},
     },
     watch::Watch,
@@ -133,6 +133,7 @@ impl World {
     pub fn replace_walpost(&self, extra: &[(&str, &str)]) {
         let mut place = self.walpost.lock().expect("no panic while the lock is held");
         if let Some(walpost) = place.take() {
+            assert_no_failure(&walpost);
             walpost.kill9();
         }
         *place = Some(self.spawn(extra));
@@ -141,9 +142,8 @@ impl World {
     /// Acts on the walpost that runs; starts one first if the last has ended. One that ended by itself is a failure.
     pub fn with_walpost<T>(&self, act: impl FnOnce(&Walpost) -> T) -> T {
         let mut place = self.walpost.lock().expect("no panic while the lock is held");
-        if let Some(ended) = place.as_ref().and_then(|walpost| walpost.process().exit_status()) {
-            let log = place.take().map(|walpost| walpost.log()).unwrap_or_default();
-            assert!(matches!(ended.code(), None | Some(0)), "walpost ended with {ended}:\n{log}");
+        if let Some(ended) = place.take_if(|walpost| walpost.process().exit_status().is_some()) {
+            assert_no_failure(&ended);
         }
         act(place.get_or_insert_with(|| self.spawn(&[])))
     }
@@ -176,10 +176,15 @@ impl World {
             "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = '{}'",
             self.shared.name
         );
-        let client = Arc::new(client);
-        wait_until(HEALED_WITHIN, &format!("everything is confirmed; walpost's log:\n{}", self.log_tail()), || {
-            one(&client, &confirmed) >= end
-        });
+        let since = Instant::now();
+        while one(&client, &confirmed) < end {
+            assert!(
+                since.elapsed() < HEALED_WITHIN,
+                "not everything is confirmed; walpost's log:\n{}",
+                self.log_tail()
+            );
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// The end of walpost's log.
@@ -187,6 +192,13 @@ impl World {
         let log = self.with_walpost(Walpost::log);
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+/// Killed, stopped as asked, or still running.
+fn assert_no_failure(walpost: &Walpost) {
+    if let Some(ended) = walpost.process().exit_status() {
+        assert!(matches!(ended.code(), None | Some(0)), "walpost ended with {ended}:\n{}", walpost.log());
     }
 }
 

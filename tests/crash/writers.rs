@@ -1,7 +1,6 @@
 //! Writers that keep a ledger of what was committed, outside of the database.
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::Duration,
@@ -17,15 +16,33 @@ const PACE: Duration = Duration::from_millis(20);
 const KEYS_OF_A_WRITER: u64 = 3;
 /// Ids have so many numbers to a transaction.
 const STRIDE: u64 = 1_000_000;
-const LARGE: u64 = 3_000;
+const LARGE: u64 = 5_000;
 const GIANT: u64 = 200_000;
 
-/// Committed for certain: the id, and a position at which its transaction had ended.
-pub type Ledger = Arc<Mutex<BTreeMap<String, u64>>>;
+/// Committed for certain: the id, and a position at which its transaction had ended. Entries are added and stay.
+pub type Ledger = Arc<Mutex<Vec<(String, u64)>>>;
 
-/// The payload of an event, which the judge can tell from its id.
-pub fn payload(id: &str) -> String {
-    format!("payload of {id}")
+/// Kinds of transactions, by number.
+const KINDS: u64 = 16;
+const WITHOUT_VALUE: u64 = 10;
+const BIG_VALUE: u64 = 11;
+const TWO_KEYS: u64 = 12;
+/// How often the text is repeated in a big value.
+const REPEATED: usize = 2_000;
+
+/// The payload of an event, which the judge can tell from its id: `topic/key/number`.
+pub fn payload(id: &str) -> Option<String> {
+    let number = id.rsplit_once('/').and_then(|(_, number)| number.parse::<u64>().ok()).unwrap_or_default();
+    match number / STRIDE % KINDS {
+        WITHOUT_VALUE => None,
+        BIG_VALUE => Some(format!("payload of {id}").repeat(REPEATED)),
+        _ => Some(format!("payload of {id}")),
+    }
+}
+
+/// The number of the topic that an event belongs to.
+pub fn topic_of(id: &str) -> u32 {
+    id.split('/').next().and_then(|topic| topic.parse().ok()).expect("an id of ours")
 }
 
 /// Writers at work.
@@ -120,9 +137,14 @@ impl Writer {
 
     fn transaction(&mut self, number: u64) -> Transaction {
         let key = format!("w{}k{}", self.number, number % KEYS_OF_A_WRITER);
+        let other_key = format!("w{}k{}", self.number, (number + 1) % KEYS_OF_A_WRITER);
         let topic = self.shared.topic.load(Relaxed);
         let id = |row: u64| format!("{topic}/{key}/{}", number * STRIDE + row);
-        let insert = |id: &str| format!("INSERT INTO outbox VALUES ('{id}', 't{topic}', '{key}', '{}');", payload(id));
+        let insert_as = |id: &str, key: &str| {
+            let payload = payload(id).map_or("NULL".to_owned(), |payload| format!("'{payload}'"));
+            format!("INSERT INTO outbox VALUES ('{id}', 't{topic}', '{key}', {payload});")
+        };
+        let insert = |id: &str| insert_as(id, &key);
         let undone = insert(&format!("{topic}/{key}/undone{number}"));
         let series = |rows: u64| {
             let base = number * STRIDE;
@@ -133,7 +155,7 @@ impl Writer {
         };
         let (one, two) = (insert(&id(1)), insert(&id(2)));
         let gid = format!("w{}-{number}", self.number);
-        let (sql, rows) = match number % 16 {
+        let (sql, rows) = match number % KINDS {
             0 => (format!("BEGIN; {undone} ROLLBACK"), 0),
             1 | 2 => (format!("BEGIN; {one} SAVEPOINT s; {undone} ROLLBACK TO s; {two} COMMIT"), 2),
             3 => (format!("BEGIN; {one} INSERT INTO other VALUES ('{gid}'); {two} COMMIT"), 2),
@@ -146,9 +168,14 @@ impl Writer {
                 (series(GIANT), GIANT)
             }
             8 if number % 640 == 8 && self.number == 1 => (series(LARGE), LARGE),
+            TWO_KEYS => {
+                let other = format!("{topic}/{other_key}/{}", number * STRIDE + 2);
+                let sql = format!("BEGIN; {one} {} COMMIT", insert_as(&other, &other_key));
+                return Transaction { sql, copy: None, ids: vec![id(1), other] };
+            }
             9 => {
                 let ids: Vec<_> = (1..=30).map(id).collect();
-                let lines = ids.iter().map(|id| format!("{id}\tt{topic}\t{key}\t{}\n", payload(id)));
+                let lines = ids.iter().map(|id| format!("{id}\tt{topic}\t{key}\tpayload of {id}\n"));
                 return Transaction { sql: String::new(), copy: Some(lines.collect()), ids };
             }
             _ => (one, 1),
