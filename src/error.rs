@@ -93,7 +93,8 @@ fn judge_source(error: &SourceError) -> Verdict {
         }
         SourceError::SlotLost { .. } => Verdict::SlotLost(SLOT_LOST),
         SourceError::OtherSystem { .. } => Verdict::SlotLost(
-            "point postgres.url at the cluster that holds the slot; if this one takes its place (restored, upgraded), decide              about the events that were written in between, then restart walpost",
+            "point postgres.url at the cluster that holds the slot; if this one takes its place (restored, upgraded), decide \
+             about the events that were written in between, then restart walpost",
         ),
         SourceError::SlotUnfinished(_) => Verdict::RetrySlowly(
             "its creation waits for the transactions that run in the cluster: see pg_stat_activity",

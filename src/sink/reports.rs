@@ -134,8 +134,7 @@ impl ClientContext for Context {
                 self.reports.nudge();
             }
             RDKafkaErrorCode::AllBrokersDown => {
-                let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let cause = cause.filter(|(_, since)| since.elapsed() < CAUSE_HOLDS);
+                let cause = self.recent_cause().clone();
                 let cause = cause.map_or_else(|| code.to_string(), |(cause, _)| cause);
                 if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause}")) {
                     tracing::warn!(cause, reason, "kafka is unreachable");
@@ -146,15 +145,32 @@ impl ClientContext for Context {
             | RDKafkaErrorCode::SaslAuthenticationFailed
             | RDKafkaErrorCode::SSL
             | RDKafkaErrorCode::Resolve => {
-                // what follows differs from time to time, and the same cause is to be told once
-                let (stable, _) = reason.split_once(" (after ").unwrap_or((reason, ""));
-                let cause = (format!("{code}: {stable}"), Instant::now());
-                *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
+                *self.recent_cause() = Some(cause(code, reason));
+                tracing::debug!(%code, reason, "a broker is unreachable");
+            }
+            // each broker has its own words; the first ones will do, and weigh less than those above
+            RDKafkaErrorCode::BrokerTransportFailure => {
+                self.recent_cause().get_or_insert_with(|| cause(code, reason));
                 tracing::debug!(%code, reason, "a broker is unreachable");
             }
             _ => tracing::debug!(%code, reason, "kafka client error"),
         }
     }
+}
+
+impl Context {
+    /// What was last said of a single broker, unless that is too long ago.
+    fn recent_cause(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
+        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.take_if(|(_, since)| since.elapsed() >= CAUSE_HOLDS);
+        cause
+    }
+}
+
+fn cause(code: RDKafkaErrorCode, reason: &str) -> (String, Instant) {
+    // what follows differs from time to time, and the same cause is to be told once
+    let (stable, _) = reason.split_once(" (after ").unwrap_or((reason, ""));
+    (format!("{code}: {stable}"), Instant::now())
 }
 
 impl ProducerContext<NoCustomPartitioner> for Context {
@@ -185,7 +201,12 @@ mod tests {
 
     #[test]
     fn one_broker_in_trouble_is_only_the_cause_when_none_is_left() {
-        for code in [RDKafkaErrorCode::Resolve, RDKafkaErrorCode::SSL, RDKafkaErrorCode::Authentication] {
+        for code in [
+            RDKafkaErrorCode::Resolve,
+            RDKafkaErrorCode::SSL,
+            RDKafkaErrorCode::Authentication,
+            RDKafkaErrorCode::BrokerTransportFailure,
+        ] {
             let context = context();
             context.error(KafkaError::Global(code), "b1:9092/1: that is wrong (after 3ms in state CONNECT)");
             assert_eq!(context.health.troubles(), [], "{code}: others may serve");

@@ -114,7 +114,14 @@ impl Wire {
                 Message::AuthenticationCleartextPassword | Message::AuthenticationMd5Password(_) => {
                     return Err(refusal(NOT_BOUND));
                 }
-                _ => return Err(refusal("the server asks for a way of authentication that walpost does not speak")),
+                Message::NoticeResponse(_) => {}
+                Message::AuthenticationGss
+                | Message::AuthenticationKerberosV5
+                | Message::AuthenticationScmCredential
+                | Message::AuthenticationSspi => {
+                    return Err(refusal("the server asks for a way of authentication that walpost does not speak"));
+                }
+                _ => return Err(unexpected("authentication")),
             }
         }
     }

@@ -221,6 +221,22 @@ fn a_slot_whose_wal_was_removed_is_a_loss() {
     });
 }
 
+/// Version 18 ends slots that nobody used for a while.
+#[test]
+fn a_slot_that_idled_for_too_long_is_a_loss() {
+    let server = Postgres::start(Version::NEWEST, &Settings::default().set("idle_replication_slot_timeout", "1s"));
+    let outbox = Outbox::with(&server, Kafka::shared(), TABLE);
+    outbox.relay(&[]).kill9();
+    let reason =
+        format!("SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = '{}'", outbox.database.name());
+    wait_until(PATIENCE, "the slot is invalidated", || {
+        outbox.execute("CHECKPOINT");
+        outbox.value(&reason).as_deref() == Some("idle_timeout")
+    });
+    let log = halted(&outbox, &[], 3);
+    claim_said(&log, &[outbox.database.name(), "idle_timeout", "may be missing", "pg_drop_replication_slot"]);
+}
+
 #[test]
 fn every_fault_of_a_configuration_is_said_at_once() {
     let faults = [

@@ -16,6 +16,7 @@ mod deploy;
 mod failover;
 mod frost;
 mod halts;
+mod hostile;
 mod ledger;
 mod links;
 mod outbox;

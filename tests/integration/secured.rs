@@ -19,52 +19,75 @@ const PASSWORD: &str = "hush p@s's/#%7! hush";
 /// A broker with a certificate for `localhost`, which knows the user `relay` by three mechanisms.
 struct Secured {
     kafka: Kafka,
-    authority: String,
-    stranger: String,
+    authority: Authority,
+    stranger: Authority,
 }
 
 static SECURED: LazyLock<Secured> = LazyLock::new(|| {
     let authority = Authority::new();
-    let Issued { certificate, key } = authority.server("localhost");
-    let pem = |bytes: Vec<u8>| String::from_utf8(bytes).expect("PEM is text").replace('\n', "\\n");
-    let jaas = "org.apache.kafka.common.security";
-    let prefix = |name: &str| format!("listener.name.secured.{name}");
-    let plain = format!("{jaas}.plain.PlainLoginModule required user_relay=\"{PASSWORD}\";");
-    let scram = format!("{jaas}.scram.ScramLoginModule required;");
-    let settings = Settings::default()
-        .secured()
-        .set(&prefix("ssl.keystore.type"), "PEM")
-        .set(&prefix("ssl.keystore.certificate.chain"), &pem(certificate))
-        .set(&prefix("ssl.keystore.key"), &pem(key))
-        .set(&prefix("sasl.enabled.mechanisms"), "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512")
-        .set(&prefix("plain.sasl.jaas.config"), &plain)
-        .set(&prefix("scram-sha-256.sasl.jaas.config"), &scram)
-        .set(&prefix("scram-sha-512.sasl.jaas.config"), &scram);
-    let kafka = Kafka::start(&settings);
+    let it = Secured {
+        kafka: Kafka::start(&settings(&authority.server("localhost"))),
+        authority,
+        stranger: Authority::new(),
+    };
     for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512"] {
         let credential = format!("{mechanism}=[password={PASSWORD}]");
         let user = ["--entity-type", "users", "--entity-name", "relay", "--alter", "--add-config", &credential];
-        tool("kafka.admin.ConfigCommand", &[&["--bootstrap-server", &kafka.brokers()], &user[..]].concat());
+        tool("kafka.admin.ConfigCommand", &[&["--bootstrap-server", &it.kafka.brokers()], &user[..]].concat());
     }
-    let text = |authority: &Authority| String::from_utf8(authority.certificate()).expect("PEM is text");
-    Secured { kafka, authority: text(&authority), stranger: text(&Authority::new()) }
+    it
 });
 
-fn relay(outbox: &Outbox<'_>, host: &str, mechanism: &str, authority: &str, password: &str) -> Walpost {
-    let brokers = format!("{host}:{}", SECURED.kafka.nodes()[0].secured_port());
-    Walpost::relay(
-        &outbox.database,
-        outbox.kafka,
-        &[
-            ("WALPOST_KAFKA_BROKERS", &brokers),
-            ("WALPOST_KAFKA_PROPERTIES_SECURITY_PROTOCOL", "sasl_ssl"),
-            ("WALPOST_KAFKA_PROPERTIES_SASL_MECHANISM", mechanism),
-            ("WALPOST_KAFKA_PROPERTIES_SASL_USERNAME", "relay"),
-            ("WALPOST_KAFKA_PROPERTIES_SASL_PASSWORD", password),
-            ("WALPOST_KAFKA_PROPERTIES_SSL_CA_PEM", authority),
-            ("WALPOST_LOG_LEVEL", "debug"),
-        ],
-    )
+/// A broker that proves itself by this certificate.
+fn settings(identity: &Issued) -> Settings {
+    let jaas = "org.apache.kafka.common.security";
+    let plain = format!("{jaas}.plain.PlainLoginModule required user_relay=\"{PASSWORD}\";");
+    let scram = format!("{jaas}.scram.ScramLoginModule required;");
+    Settings::default()
+        .secured()
+        .set(&on_listener("ssl.keystore.type"), "PEM")
+        .set(&on_listener("ssl.keystore.certificate.chain"), &one_line(&identity.certificate))
+        .set(&on_listener("ssl.keystore.key"), &one_line(&identity.key))
+        .set(&on_listener("sasl.enabled.mechanisms"), "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512")
+        .set(&on_listener("plain.sasl.jaas.config"), &plain)
+        .set(&on_listener("scram-sha-256.sasl.jaas.config"), &scram)
+        .set(&on_listener("scram-sha-512.sasl.jaas.config"), &scram)
+}
+
+fn on_listener(name: &str) -> String {
+    format!("listener.name.secured.{name}")
+}
+
+/// As a properties file takes it.
+fn one_line(pem: &[u8]) -> String {
+    text(pem).replace('\n', "\\n")
+}
+
+fn text(pem: &[u8]) -> String {
+    String::from_utf8(pem.to_vec()).expect("PEM is text")
+}
+
+fn relay(outbox: &Outbox<'_>, host: &str, mechanism: &str, authority: &Authority, password: &str) -> Walpost {
+    relay_with(outbox, host, authority, &[("SASL_MECHANISM", mechanism), ("SASL_PASSWORD", password)])
+}
+
+/// One with these properties beside the usual ones.
+fn relay_with(outbox: &Outbox<'_>, host: &str, authority: &Authority, properties: &[(&str, &str)]) -> Walpost {
+    let brokers = format!("{host}:{}", outbox.kafka.nodes()[0].secured_port());
+    let authority = text(&authority.certificate());
+    let usual = [
+        ("SECURITY_PROTOCOL", "sasl_ssl"),
+        ("SASL_MECHANISM", "PLAIN"),
+        ("SASL_USERNAME", "relay"),
+        ("SASL_PASSWORD", PASSWORD),
+        ("SSL_CA_PEM", &authority),
+    ];
+    let of_kafka =
+        usual.iter().chain(properties).map(|(name, value)| (format!("WALPOST_KAFKA_PROPERTIES_{name}"), *value));
+    let of_kafka: Vec<_> = of_kafka.collect();
+    let mut env = vec![("WALPOST_KAFKA_BROKERS", brokers.as_str()), ("WALPOST_LOG_LEVEL", "debug")];
+    env.extend(of_kafka.iter().map(|(name, value)| (name.as_str(), *value)));
+    Walpost::relay(&outbox.database, outbox.kafka, &env)
 }
 
 #[test]
@@ -89,7 +112,7 @@ fn what_does_not_prove_itself_is_said_within_seconds_and_nothing_is_confirmed() 
     outbox.topic("t", 1);
     relay(&outbox, "localhost", "PLAIN", &SECURED.authority, PASSWORD).wait_for_log(PATIENCE, "streaming slot=");
     outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
-    let (mine, stranger) = (SECURED.authority.as_str(), SECURED.stranger.as_str());
+    let (mine, stranger) = (&SECURED.authority, &SECURED.stranger);
     let cases = [
         ("wrong password", "localhost", "PLAIN", mine, "hush wrong", "uthentication"),
         ("wrong password", "localhost", "SCRAM-SHA-256", mine, "hush wrong", "uthentication"),
@@ -111,6 +134,48 @@ fn what_does_not_prove_itself_is_said_within_seconds_and_nothing_is_confirmed() 
         assert!(!walpost.log().contains("hush"), "{fault}: the password is told");
         assert_eq!(outbox.confirmed(), before, "{fault}");
     }
+}
+
+#[test]
+fn a_broker_that_asks_for_a_certificate_is_given_one() {
+    let authority = Authority::new();
+    let settings = settings(&authority.server("localhost"))
+        .set(&on_listener("ssl.client.auth"), "required")
+        .set(&on_listener("ssl.truststore.type"), "PEM")
+        .set(&on_listener("ssl.truststore.certificates"), &one_line(&authority.certificate()));
+    let kafka = Kafka::start(&settings);
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topic = outbox.topic("t", 1);
+    let without = relay_with(&outbox, "localhost", &authority, &[]);
+    without.wait_for_log(PATIENCE, "streaming slot=");
+    outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+    wait_until(Duration::from_secs(10), "the refusal is said", || {
+        let answer = without.get("/readyz");
+        answer.status == 503 && answer.body.contains("kafka:") && answer.body.contains("SSL")
+    });
+    without.kill9();
+    let Issued { certificate, key } = authority.client("relay");
+    let (certificate, key) = (text(&certificate), text(&key));
+    let _with =
+        relay_with(&outbox, "localhost", &authority, &[("SSL_CERTIFICATE_PEM", &certificate), ("SSL_KEY_PEM", &key)]);
+    outbox.wait_until_confirmed();
+    assert_eq!(kafka.record_count(&topic), 1);
+}
+
+#[test]
+fn a_broker_whose_certificate_has_expired_is_not_believed() {
+    let authority = Authority::new();
+    let kafka = Kafka::start(&settings(&authority.expired_server("localhost")));
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topic = outbox.topic("t", 1);
+    let walpost = relay_with(&outbox, "localhost", &authority, &[]);
+    walpost.wait_for_log(PATIENCE, "streaming slot=");
+    outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+    wait_until(Duration::from_secs(10), "it is said", || {
+        let answer = walpost.get("/readyz");
+        answer.status == 503 && answer.body.contains("kafka:") && answer.body.contains("certificate verify failed")
+    });
+    stays(Duration::from_secs(1), "nothing is sent", || kafka.record_count(&topic) == 0);
 }
 
 fn command_line(walpost: &Walpost) -> String {

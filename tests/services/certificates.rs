@@ -43,25 +43,30 @@ impl Authority {
 
     /// A certificate for a host; the name may be `localhost` or any other, 127.0.0.1 is not in it.
     pub fn server(&self, host: &str) -> Issued {
-        self.issue(host, Some(host)).expect("OpenSSL makes a certificate")
+        self.issue(host, Some(host), 1).expect("OpenSSL makes a certificate")
+    }
+
+    /// One for a host that was valid until yesterday.
+    pub fn expired_server(&self, host: &str) -> Issued {
+        self.issue(host, Some(host), -1).expect("OpenSSL makes a certificate")
     }
 
     /// A certificate for a Postgres user.
     pub fn client(&self, user: &str) -> Issued {
-        self.issue(user, None).expect("OpenSSL makes a certificate")
+        self.issue(user, None, 1).expect("OpenSSL makes a certificate")
     }
 
     fn try_new() -> Result<Self, ErrorStack> {
         let (name, key) = (common_name("test authority")?, new_key()?);
-        let mut builder = begin(&name, &name, &key)?;
+        let mut builder = begin(&name, &name, &key, 1)?;
         builder.append_extension(BasicConstraints::new().critical().ca().build()?)?;
         builder.sign(&key, MessageDigest::sha256())?;
         Ok(Self { certificate: builder.build(), key })
     }
 
-    fn issue(&self, subject: &str, host: Option<&str>) -> Result<Issued, ErrorStack> {
+    fn issue(&self, subject: &str, host: Option<&str>, days: i64) -> Result<Issued, ErrorStack> {
         let key = new_key()?;
-        let mut builder = begin(&common_name(subject)?, self.certificate.subject_name(), &key)?;
+        let mut builder = begin(&common_name(subject)?, self.certificate.subject_name(), &key, days)?;
         if let Some(host) = host {
             let context = builder.x509v3_context(Some(&self.certificate), None);
             let names = SubjectAlternativeName::new().dns(host).build(&context)?;
@@ -72,11 +77,12 @@ impl Authority {
     }
 }
 
-/// A certificate that holds all but extensions and signature.
+/// A certificate that holds all but extensions and signature, and is valid until so many days from now.
 fn begin(
     subject: &X509Name,
     issuer: &openssl::x509::X509NameRef,
     key: &PKey<Private>,
+    days: i64,
 ) -> Result<X509Builder, ErrorStack> {
     let mut builder = X509::builder()?;
     builder.set_version(2)?;
@@ -84,9 +90,15 @@ fn begin(
     builder.set_subject_name(subject)?;
     builder.set_issuer_name(issuer)?;
     builder.set_pubkey(key)?;
-    builder.set_not_before(Asn1Time::days_from_now(0)?.as_ref())?;
-    builder.set_not_after(Asn1Time::days_from_now(1)?.as_ref())?;
+    let day = |days: i64| Asn1Time::from_unix(now() + days * 86_400);
+    builder.set_not_before(day(-2)?.as_ref())?;
+    builder.set_not_after(day(days)?.as_ref())?;
     Ok(builder)
+}
+
+fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    i64::try_from(since.as_secs()).expect("not that far")
 }
 
 fn common_name(name: &str) -> Result<X509Name, ErrorStack> {
