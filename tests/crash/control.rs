@@ -1,6 +1,11 @@
 //! The kit must see what it looks for: three deliberate bugs, each to be caught.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use crate::{judge::Tally, services::proxy::Weather, world::World};
 
@@ -51,4 +56,29 @@ fn the_kit_sees_a_keepalive_that_is_confirmed_with_one_more() {
 #[test]
 fn the_kit_sees_a_watermark_that_passes_what_is_in_flight() {
     claim_seen("unordered_watermark");
+}
+
+/// The module is compiled alone, as a release build does it: neither variable may be in what comes out.
+#[test]
+fn a_release_build_has_no_fault_points() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let module = sources.join("fault.rs");
+    let named = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.contains("\"CRASH_"));
+    assert_eq!(rust_files(&sources).into_iter().filter(|path| named(path)).collect::<Vec<_>>(), [module.clone()]);
+    let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fault.o");
+    let mut rustc = Command::new(std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned()));
+    rustc.args(["--edition=2024", "--crate-type=lib", "--emit=obj", "-Copt-level=3", "-Cdebug-assertions=off"]);
+    // without them, an unused function would not be compiled at all
+    rustc.args(["-Clink-dead-code=yes", "-o"]).arg(&object).arg(&module);
+    assert!(rustc.status().expect("the compiler that built this").success());
+    let compiled = String::from_utf8_lossy(&fs::read(&object).expect("it was compiled")).into_owned();
+    assert!(compiled.contains("point"), "nothing was compiled");
+    assert!(!compiled.contains("CRASH_"));
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("our own folder").map(|entry| entry.expect("our own folder").path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let sources = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    sources.chain(folders.iter().flat_map(|folder| rust_files(folder))).collect()
 }
