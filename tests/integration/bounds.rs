@@ -91,6 +91,24 @@ fn a_hundred_thousand_keys_and_a_table_that_changes_a_thousand_times_cost_no_mem
 }
 
 #[test]
+fn five_thousand_topics_cost_no_memory() {
+    const TOPICS: usize = 5000;
+    let kafka = victim();
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topics: Vec<String> = (1..=TOPICS).map(|number| outbox.topic_name(&format!("t{number}"))).collect();
+    kafka.create_topics(&topics, 1);
+    let walpost = outbox.relay(&[]);
+    outbox.execute(&format!(
+        "INSERT INTO outbox SELECT n, 't' || 1 + n % {TOPICS}, 'k', 'v' FROM generate_series(1, {}) n",
+        2 * TOPICS
+    ));
+    outbox.wait_until_confirmed();
+    claim_small(&walpost);
+    let metrics = walpost.get("/metrics").body;
+    println!("{} MB, {} bytes of metrics", peak_mb(&walpost), metrics.len());
+}
+
+#[test]
 fn waiting_for_what_is_away_costs_nearly_nothing() {
     let server = Postgres::start(Version::NEWEST, &Settings::default());
     let outbox = Outbox::with(&server, Kafka::shared(), TABLE);

@@ -71,6 +71,23 @@ impl Kafka {
         wait_until(PATIENCE, &format!("topic {name} is known"), || self.partitions(name) == Some(partitions));
     }
 
+    /// Creates topics, some hundred in a request, and waits until the last is known.
+    pub fn create_topics(&self, names: &[String], partitions: i32) {
+        for names in names.chunks(500) {
+            let (admin, names) = (self.admin(), names.to_vec());
+            complete(async move {
+                let topic = |name| NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+                let topics: Vec<_> = names.iter().map(|name| topic(name)).collect();
+                for result in admin.create_topics(&topics, &options()).await.expect("the broker answers") {
+                    result.expect("the broker does as it is asked");
+                }
+            });
+        }
+        if let Some(last) = names.last() {
+            wait_until(2 * PATIENCE, &format!("topic {last} is known"), || self.partitions(last) == Some(partitions));
+        }
+    }
+
     /// Deletes a topic and waits until it is gone.
     pub fn delete_topic(&self, name: &str) {
         let (admin, topic) = (self.admin(), name.to_owned());
