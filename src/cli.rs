@@ -77,6 +77,12 @@ pub enum Command {
     /// Show slot, positions, lag and the last error
     #[command(after_help = "Example:\n  walpost status --format json")]
     Status(Report),
+    /// Print the records that would be published next, as JSON lines, without moving the slot; works beside a running walpost
+    #[command(after_help = "Example:\n  walpost peek --limit 1\n  walpost peek | jq .headers")]
+    Peek(Peek),
+    /// Decommission: drop the replication slot, then the publication; tables and rows stay
+    #[command(after_help = "Example:\n  walpost drop         # says what it would do\n  walpost drop --yes")]
+    Drop(Drop),
     /// Events that could not be published: see why, and send them again
     #[command(
         after_help = "Example:\n  walpost dead-letters list\n  walpost dead-letters requeue 7f3c… --config /etc/walpost.toml"
@@ -113,6 +119,22 @@ pub struct Requeue {
     /// All of them
     #[arg(long)]
     pub all: bool,
+}
+
+/// Flags of `peek`.
+#[derive(Debug, Args)]
+pub struct Peek {
+    /// How many records at most
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub limit: usize,
+}
+
+/// Flags of `drop`.
+#[derive(Debug, Args)]
+pub struct Drop {
+    /// Do it
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Flags of `demo`.
@@ -218,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_help_of_each_command_shows_an_example() {
-        for name in ["", "run", "init", "check", "status", "demo"] {
+        for name in ["", "run", "init", "check", "status", "peek", "drop", "demo"] {
             let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
             let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
             assert!(help.contains("Example:\n"), "{name}: {help}");

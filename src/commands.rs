@@ -6,7 +6,7 @@ use crate::{
     check,
     cli::{DeadLettersAction, Demo, Format},
     config::Config,
-    dead_letters_command, demo, init, status_command,
+    dead_letters_command, demo, drop_command, init, peek_command, status_command,
 };
 
 /// What went wrong; printed with its causes.
@@ -40,6 +40,21 @@ pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
         Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
     Ok(0)
+}
+
+/// `walpost peek`
+pub fn peek(config: &Config, limit: usize) -> Result<u8, CommandError> {
+    for record in block_on(peek_command::run(config, limit))?? {
+        print(&serde_json::to_string(&record)?);
+    }
+    Ok(0)
+}
+
+/// `walpost drop`; without `sure` it only says what it would do, and the exit code is that of a misuse.
+pub fn drop(config: &Config, sure: bool) -> Result<u8, CommandError> {
+    let found = block_on(drop_command::run(config, sure))??;
+    print(&found);
+    Ok(if sure || found.is_nothing() { 0 } else { 2 })
 }
 
 /// `walpost dead-letters`

@@ -53,6 +53,8 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         Command::Init(init) => commands::init(config, init.print),
         Command::Check(report) => commands::check(config, report.format),
         Command::Status(report) => commands::status(config, report.format),
+        Command::Peek(peek) => commands::peek(config, peek.limit),
+        Command::Drop(drop) => commands::drop(config, drop.yes),
         Command::DeadLetters(letters) => commands::dead_letters(config, &letters.action),
         Command::Demo(_) => unreachable!("it has been shown before the configuration was read"),
     }

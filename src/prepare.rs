@@ -53,7 +53,7 @@ const OIDS: &str = "
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = o.table_name
     ORDER BY o.place";
 
-async fn look(client: &Client, config: &Config) -> Result<Catalog, tokio_postgres::Error> {
+pub(crate) async fn look(client: &Client, config: &Config) -> Result<Catalog, tokio_postgres::Error> {
     let row = client.query_one(POSITION, &[]).await?;
     let as_of: Lsn = row.get::<_, Option<&str>>(0).and_then(|lsn| lsn.parse().ok()).unwrap_or_default();
     let tables: Vec<_> = config.outboxes.iter().map(|outbox| outbox.table.clone()).collect();

@@ -26,7 +26,7 @@ use crate::{
         pgoutput::{Ignored, Relation},
     },
 };
-use stages::Sent;
+pub(crate) use stages::Sent;
 pub use stages::{Catalog, PoisonError, Stages, TableError};
 
 /// After so many events the loop looks at the clock, however much more has arrived.
@@ -107,10 +107,10 @@ pub enum SessionError {
 
 /// The transaction that is being received.
 #[derive(Debug, Clone, Copy)]
-struct Open {
-    commit_us: i64,
+pub(crate) struct Open {
+    pub(crate) commit_us: i64,
     /// Of the next event.
-    position: Position,
+    pub(crate) position: Position,
 }
 
 /// For how long the SQL link has seen the server stopping, in this session.

@@ -115,7 +115,7 @@ impl Stages {
     /// time; so a table that was swapped in is followed from its first row on. Rows that were written before the start are
     /// also ours when their table is an outbox by now: whoever renames a table back, or names its new name in the
     /// configuration, means all of its rows. At worst some of a table that was filled before it was swapped in come twice.
-    pub(super) fn describe(&mut self, relation: &Relation, commit_lsn: Lsn) -> Result<(), SessionError> {
+    pub(crate) fn describe(&mut self, relation: &Relation, commit_lsn: Lsn) -> Result<(), SessionError> {
         self.tables.retain(|table| table.oid != relation.oid);
         let name = format!("{}.{}", relation.schema, relation.table);
         let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
@@ -150,7 +150,7 @@ impl Stages {
         })
     }
 
-    pub(super) fn publish<S: Sink>(
+    pub(crate) fn publish<S: Sink>(
         &mut self,
         oid: u32,
         row: Row<'_>,
@@ -242,7 +242,7 @@ impl From<Queued> for Sent {
 
 /// What became of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(crate) enum Sent {
     Yes,
     Full,
     /// `first`: in this process, of its table.

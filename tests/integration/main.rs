@@ -20,6 +20,7 @@ mod hostile;
 mod ledger;
 mod links;
 mod outbox;
+mod peek;
 mod records;
 mod renames;
 mod secured;
