@@ -26,6 +26,7 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     let limits = within(root, "limits", |section| LimitsConfig {
         in_flight_events: size(section, "in_flight_events", 20_000, 1..=1_000_000),
         in_flight_bytes: size(section, "in_flight_bytes", 64 << 20, 64 << 10..=16 << 30),
+        backfill_rate: u32::try_from(section.integer("backfill_rate", 0, &(0..=1_000_000)).value).unwrap_or(0),
     });
     let retention = within(root, "retention", retention);
     let shutdown = within(root, "shutdown", |section| {
@@ -147,11 +148,7 @@ fn outbox(section: &mut Section<'_>, one_of_several: bool) -> OutboxConfig {
             default()
         })
     });
-    let backfill = section.text("backfill").map(|text| match text.value.as_str() {
-        word if word.eq_ignore_ascii_case("none") => Backfill::None,
-        word if word.eq_ignore_ascii_case("all") => Backfill::All,
-        _ => Backfill::Where(text.value),
-    });
+    let backfill = section.text("backfill").map(|text| Backfill::parse(&text.value));
     let columns = within(section, "columns", |section| ColumnsConfig {
         id: column(section, "id", "id").name,
         event_type: column(section, "event_type", "event_type").name,

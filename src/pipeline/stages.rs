@@ -115,7 +115,7 @@ impl Stages {
     /// time; so a table that was swapped in is followed from its first row on. Rows that were written before the start are
     /// also ours when their table is an outbox by now: whoever renames a table back, or names its new name in the
     /// configuration, means all of its rows. At worst some of a table that was filled before it was swapped in come twice.
-    pub(super) fn describe(&mut self, relation: &Relation, commit_lsn: Lsn) -> Result<(), SessionError> {
+    pub(crate) fn describe(&mut self, relation: &Relation, commit_lsn: Lsn) -> Result<(), SessionError> {
         self.tables.retain(|table| table.oid != relation.oid);
         let name = format!("{}.{}", relation.schema, relation.table);
         let failed = |source: TableError| SessionError::Table { table: name.clone(), source };
@@ -150,7 +150,7 @@ impl Stages {
         })
     }
 
-    pub(super) fn publish<S: Sink>(
+    pub(crate) fn publish<S: Sink>(
         &mut self,
         oid: u32,
         row: Row<'_>,
@@ -164,7 +164,7 @@ impl Stages {
             };
             return Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() });
         };
-        let (position, commit_us) = (open.position, open.commit_us);
+        let (position, commit_us, place) = (open.position, open.commit_us, open.place());
         let buries = |error: &PoisonError| {
             let halts =
                 matches!(error, PoisonError::Topic(_)) && self.config.route.on_illegal_topic == OnIllegalTopic::Halt;
@@ -198,7 +198,7 @@ impl Stages {
                     dead,
                 };
                 fault::point("after_decode");
-                return Ok(sink.enqueue(position, commit_us, &record)?.into());
+                return Ok(sink.enqueue(place, commit_us, &record)?.into());
             }
         };
         let rest = table.decoder.rest(row);
@@ -214,7 +214,7 @@ impl Stages {
             event_id: rest.id.unwrap_or_default(),
             dead,
         };
-        Ok(sink.enqueue(position, commit_us, &record)?.into())
+        Ok(sink.enqueue(place, commit_us, &record)?.into())
     }
 }
 
@@ -242,7 +242,7 @@ impl From<Queued> for Sent {
 
 /// What became of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(crate) enum Sent {
     Yes,
     Full,
     /// `first`: in this process, of its table.
