@@ -47,6 +47,7 @@ async fn ensure(config: &Config) -> Result<Prepared, InitError> {
         }
     } else {
         init::check_publication(&client, config).await?;
+        backfill::settle(&client, config).await?;
     }
     look(&client, config)
         .await

@@ -231,6 +231,7 @@ impl Supervisor {
     async fn backfill(&mut self, sink: &mut KafkaSink) -> Result<Over, SessionError> {
         let Some(fill) = &mut self.fill else { return Ok(Over::Filled) };
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        self.shared.health.hold(Part::Stream, "rows older than the slot are published first");
         sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
         let filled = fill.publish((sink, &mut self.stages), &mut self.signals, telltale).await;
         self.refused = sink.refused().map(str::to_owned);

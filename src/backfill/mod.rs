@@ -92,6 +92,15 @@ pub async fn ensure_slot(client: &Client, config: &Config) -> Result<Slot, Backf
     }
 }
 
+/// Ends what was interrupted when a slot had just got its name; creates nothing.
+pub async fn settle(client: &Client, config: &Config) -> Result<(), BackfillError> {
+    let slot = &config.postgres.slot;
+    if exist(client, slot, &marker_of(slot)).await? == (true, true) {
+        ensure_slot(client, config).await?;
+    }
+    Ok(())
+}
+
 /// Whether a slot or its marker is there: nobody asks for more while all is well.
 async fn exist(client: &Client, slot: &str, marker: &str) -> Result<(bool, bool), BackfillError> {
     let sql = "SELECT coalesce(bool_or(slot_name = $1::text), false), coalesce(bool_or(slot_name = $2::text), false)

@@ -12,6 +12,7 @@ use super::{
     value::{Entries, Node, Value},
 };
 use crate::{
+    backfill::MARKER_SUFFIX,
     conninfo::{ConnInfo, ConnInfoError},
     observe::log,
     route::{Template, legal},
@@ -56,6 +57,10 @@ fn postgres(section: &mut Section<'_>, pgpassword: Option<Secret>) -> Option<Pos
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
     if slot.value.len() > MAX_NAME_BYTES || !slot.value.bytes().all(legal) {
         let what = "must be 1 to 63 of the characters a-z, 0-9 and _, as Postgres demands of slots";
+        section.fault(&slot.at, "slot", what, "rename it");
+    }
+    if slot.value.ends_with(MARKER_SUFFIX) {
+        let what = format!("must not end with {MARKER_SUFFIX}: so slots are called whose backfill is not complete");
         section.fault(&slot.at, "slot", what, "rename it");
     }
     let publication = text_or(section, "publication", "walpost");

@@ -120,17 +120,23 @@ pub struct Seen {
     pub failover: bool,
 }
 
-/// Looks at a slot, over any connection; `None` when there is none. Fails with [`SourceError::SlotLost`].
+/// Looks at a slot, over any connection; `None` when there is none. Fails with [`SourceError::SlotLost`] or
+/// [`SourceError::SlotForeign`].
 pub async fn seen(wire: &mut Wire, slot: &str) -> Result<Option<Seen>, SourceError> {
     // the column `failover` is there since 17
     let sql = format!(
-        "SELECT confirmed_flush_lsn, wal_status, to_jsonb(s) ->> 'failover' FROM pg_replication_slots s \
+        "SELECT confirmed_flush_lsn, wal_status, to_jsonb(s) ->> 'failover', \
+         coalesce(plugin = 'pgoutput' AND database = current_database(), false) FROM pg_replication_slots s \
          WHERE slot_name = {}",
         quote_literal(slot)
     );
     let rows = wire.query(&sql).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let text = |index: usize| row.get(index).and_then(Option::as_deref);
+    if text(3) != Some("t") {
+        let reason = "it is no pgoutput slot of this database".to_owned();
+        return Err(SourceError::SlotForeign { slot: slot.to_owned(), reason });
+    }
     if text(1) == Some("lost") {
         return Err(SourceError::SlotLost { slot: slot.to_owned(), reason: "its WAL was removed".to_owned() });
     }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
+    bounds::{MEMORY_MB, peak_mb},
     halts::{claim_said, ids},
     ledger::{EVENT_TYPE, Verdict, Writers},
     outbox::{Outbox, PATIENCE, at_both_ends, lsn},
@@ -133,6 +134,11 @@ fn killed_while_the_slot_gets_its_name_nothing_is_lost_and_it_follows_its_primar
         let env = [ALL, ("CRASH_KILL", "in_replace:1")];
         let ended = Walpost::relay(&outbox.database, outbox.kafka, &env).wait(PATIENCE);
         assert_eq!((ended.code(), slots(&outbox)), (None, ",_backfill".to_owned()));
+        let follow = "SELECT string_agg(failover::text, ' ' ORDER BY slot_name) FROM pg_replication_slots
+             WHERE database = current_database()";
+        if version == Version::NEWEST {
+            assert_eq!(outbox.text(follow), "false true", "a copy does not follow its primary");
+        }
         insert(&outbox, 101, 110);
         let _walpost = outbox.relay(&[ALL]);
         outbox.wait_until_confirmed();
@@ -196,7 +202,7 @@ fn an_init_that_is_stopped_in_the_middle_is_no_success_and_run_completes_it() {
     let base = environment(&outbox.database, outbox.kafka);
     let env: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let init = Walpost::start_with(&["init", "--backfill", "all", "--rate", "200"], &env);
-    wait_until(PATIENCE, "it publishes", || !ids(&outbox, &topic).is_empty());
+    outbox.kafka.read_until(&[&topic], PATIENCE, |records| !records.is_empty());
     assert_eq!(init.sigterm_and_wait(PATIENCE), Some(1), "{}", init.log());
     claim_said(&init.log(), &["stopped before the backfill was complete"]);
     let _walpost = outbox.relay(&[ALL]);
@@ -268,17 +274,18 @@ fn each_of_several_tables_has_its_own_backfill() {
         let parted = "CREATE TABLE parted (id bigint, event_type text, key text, payload text) PARTITION BY RANGE (id);
              CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (50);
              CREATE TABLE parted_2 PARTITION OF parted FOR VALUES FROM (50) TO (1000)";
-        let outbox = outbox(version, &[&table("some"), &table("no"), parted].map(str::to_owned).join(";"));
+        let outbox = outbox(version, &[&table("picked"), &table("_left"), parted].map(str::to_owned).join(";"));
         let fill = |name: &str| {
             format!("INSERT INTO {name} SELECT n, '{name}', 'k', '' FROM generate_series(1, 100) n ORDER BY n DESC;")
         };
-        let topics = ["some", "no", "parted"].map(|name| outbox.topic(name, 1));
-        outbox.execute(&["some", "no", "parted"].map(fill).concat());
-        let outboxes = "[{table = 'some', backfill = 'id <= 3 or id = 77 -- the best'}, {table = 'no', backfill = 'none'}, \
+        let topics = ["picked", "_left", "parted"].map(|name| outbox.topic(name, 1));
+        outbox.execute(&["picked", "_left", "parted"].map(fill).concat());
+        let outboxes = "[{table = 'picked', backfill = 'id <= 3 or id = 77 -- the best'}, {table = '_left', backfill = 'none'}, \
              {table = 'parted', backfill = 'all'}]";
         let _walpost = outbox.relay(&[("WALPOST_OUTBOX", outboxes)]);
-        outbox
-            .execute("INSERT INTO no VALUES (101, 'no', 'k', ''); INSERT INTO parted VALUES (101, 'parted', 'k', '')");
+        outbox.execute(
+            "INSERT INTO _left VALUES (101, '_left', 'k', ''); INSERT INTO parted VALUES (101, 'parted', 'k', '')",
+        );
         outbox.wait_until_confirmed();
         let found = topics.map(|topic| ids(&outbox, &topic));
         assert_eq!(found, [["1", "2", "3", "77"].map(str::to_owned).to_vec(), numbers(101, 101), numbers(1, 101)]);
@@ -345,7 +352,7 @@ fn a_wrong_condition_is_answered_in_postgres_own_words_and_leaves_nothing_behind
         let outbox = outbox(version, TABLE);
         insert(&outbox, 1, 10);
         let conditions = [
-            ("colour = 'red'", "column \"colour\" does not exist"),
+            ("colour = 'red'", "does not exist"),
             ("id <=", "syntax error"),
             ("true); DELETE FROM outbox; SELECT (1", "multiple commands"),
             ("1 / (id - 5) > 0", "division by zero"),
@@ -498,4 +505,53 @@ fn a_slot_made_by_hand_beside_an_interrupted_backfill_is_not_streamed() {
     let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[ALL]);
     assert_eq!(walpost.wait(PATIENCE).code(), Some(1), "{}", walpost.log());
     claim_said(&walpost.log(), &[&format!("{slot}_backfill"), "pg_drop_replication_slot"]);
+}
+
+#[test]
+fn a_name_that_leaves_no_room_is_refused_and_so_is_one_that_is_taken_for_a_marker() {
+    let outbox = outbox(Version::NEWEST, TABLE);
+    insert(&outbox, 1, 1);
+    let long = format!("{:x<60}", outbox.database.name());
+    let refused = command(&outbox, &["init", "--backfill", "all", "--slot", &long], &[]);
+    assert_eq!((refused.code, &*slots(&outbox)), (Some(1), "none"), "{}", refused.output);
+    claim_said(&refused.output, &["63 characters", "postgres.slot"]);
+    let refused = command(&outbox, &["init", "--slot", "other_backfill"], &[]);
+    assert_eq!(refused.code, Some(2), "{}", refused.output);
+    // a slot of that name that is none of ours
+    let name = outbox.database.name();
+    outbox.execute(&format!("SELECT pg_create_physical_replication_slot('{name}_backfill')"));
+    let refused = command(&outbox, &["init", "--backfill", "all"], &[]);
+    assert_eq!(refused.code, Some(1), "{}", refused.output);
+    claim_said(&refused.output, &["_backfill", "no pgoutput slot of this database"]);
+    outbox.execute(&format!("SELECT pg_drop_replication_slot('{name}_backfill')"));
+}
+
+#[test]
+fn check_says_that_a_backfill_was_not_completed() {
+    let outbox = outbox(Version::NEWEST, TABLE);
+    let topic = outbox.topic(EVENT_TYPE, 1);
+    insert(&outbox, 1, 1000);
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[ALL, ("WALPOST_LIMITS_BACKFILL_RATE", "100")]);
+    wait_until_published(&walpost, &topic, 1);
+    let answer = walpost.get("/readyz");
+    assert_eq!(answer.status, 503);
+    claim_said(&answer.body, &["rows older than the slot are published first"]);
+    walpost.kill9();
+    let check = command(&outbox, &["check"], &[ALL]);
+    assert_eq!(check.code, Some(0), "{}", check.output);
+    claim_said(&check.output, &["_backfill stands for it"]);
+}
+
+#[test]
+fn many_rows_cost_no_memory() {
+    let outbox = outbox(Version::NEWEST, TABLE);
+    let topic = outbox.topic(EVENT_TYPE, 3);
+    outbox.execute(&format!(
+        "INSERT INTO outbox SELECT n, '{EVENT_TYPE}', 'k' || n % 997, repeat(n::text, 40) FROM generate_series(1, 300000) n"
+    ));
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[ALL]);
+    walpost.wait_for_log(8 * PATIENCE, "streaming slot=");
+    assert!(peak_mb(&walpost) < MEMORY_MB, "{} MB", peak_mb(&walpost));
+    eprintln!("{} MB\n{}", peak_mb(&walpost), walpost.log());
+    wait_until_published(&walpost, &topic, 300_000);
 }
