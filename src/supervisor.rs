@@ -8,11 +8,12 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    backfill::{Fill, Filled},
+    backfill::{BackfillError, Fill, Filled},
     backoff::Backoff,
     config::Config,
     error::{Verdict, chain, judge},
     fault,
+    init::InitError,
     lsn::Lsn,
     observe::{Health, Metrics, Part, Progress},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
@@ -380,7 +381,12 @@ impl Supervisor {
 }
 
 fn slot_is_taken(error: &SessionError) -> bool {
-    matches!(error, SessionError::Source(SourceError::Server(error)) if error.code == "55006")
+    match error {
+        SessionError::Source(SourceError::Server(error)) => error.code == "55006",
+        SessionError::Backfill(BackfillError::Busy(_)) => true,
+        SessionError::Prepare(error) => matches!(**error, InitError::Slot(BackfillError::Busy(_))),
+        _ => false,
+    }
 }
 
 fn part(error: &SessionError) -> Part {

@@ -57,6 +57,9 @@ pub enum BackfillError {
     /// Another process works at the same slot.
     #[error("another walpost creates replication slot {0:?} or publishes the rows that are older")]
     Busy(String),
+    /// The slot could not get its name.
+    #[error("a backfill needs two free replication slots, one of them for a moment, and the server has {0}")]
+    TooFewSlots(i64),
     /// The slot's name leaves no room.
     #[error(
         "a backfill needs room in the slot's name: {marker:?} is longer than the 63 characters that Postgres allows; name \
@@ -126,6 +129,9 @@ pub fn judge(error: &BackfillError) -> Verdict {
         BackfillError::Sql(error) => judge_code(error.code()),
         BackfillError::Slots(error) | BackfillError::Count(error) => judge_code(error.code()),
         BackfillError::Busy(_) => Verdict::Retry,
+        BackfillError::TooFewSlots(_) => {
+            Verdict::RetrySlowly("raise max_replication_slots, or drop slots that nobody reads")
+        }
         BackfillError::Condition { .. } => {
             Verdict::Halt("write outbox.backfill as what could stand behind WHERE in a query of that table")
         }

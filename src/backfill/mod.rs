@@ -123,6 +123,9 @@ async fn create(client: &Client, config: &Config, mut reader: Snapshot) -> Resul
     if name.len() > MAX_SLOT_BYTES {
         return Err(BackfillError::NameTooLong { slot: slot.clone(), marker });
     }
+    if !plan.is_empty() {
+        require_free_slots(client).await?;
+    }
     let mut wire = Wire::connect(&config.postgres.conninfo).await?;
     let Created { consistent_point, snapshot } = slot::create(&mut wire, name).await?;
     let counted = async {
@@ -142,6 +145,13 @@ async fn create(client: &Client, config: &Config, mut reader: Snapshot) -> Resul
         return Ok(Slot::Created);
     }
     Ok(Slot::Behind(Box::new(Fill::new(plan, Reading { snapshot: reader, base: before(consistent_point, 0) }))))
+}
+
+/// Two: better said before the rows are published than after.
+async fn require_free_slots(client: &Client) -> Result<(), BackfillError> {
+    let sql = "SELECT current_setting('max_replication_slots')::bigint - count(*) FROM pg_replication_slots";
+    let free: i64 = client.query_one(sql, &[]).await.map_err(BackfillError::Slots)?.get(0);
+    if free < 2 { Err(BackfillError::TooFewSlots(free)) } else { Ok(()) }
 }
 
 /// Longest name of a slot, in bytes.

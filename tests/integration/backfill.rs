@@ -9,7 +9,7 @@ use crate::{
     outbox::{Outbox, PATIENCE, at_both_ends, lsn},
     services::{
         kafka::Kafka,
-        postgres::{Postgres, Version},
+        postgres::{Postgres, Settings, Version},
         topics::Received,
         wait_until,
         walpost::{Ended, Walpost, environment},
@@ -543,15 +543,55 @@ fn check_says_that_a_backfill_was_not_completed() {
 }
 
 #[test]
-fn many_rows_cost_no_memory() {
+fn a_million_rows_cost_no_memory() {
     let outbox = outbox(Version::NEWEST, TABLE);
     let topic = outbox.topic(EVENT_TYPE, 3);
     outbox.execute(&format!(
-        "INSERT INTO outbox SELECT n, '{EVENT_TYPE}', 'k' || n % 997, repeat(n::text, 40) FROM generate_series(1, 300000) n"
+        "INSERT INTO outbox SELECT n, '{EVENT_TYPE}', 'k' || n % 997, repeat(n::text, 40) FROM generate_series(1, 1000000) n"
     ));
     let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[ALL]);
     walpost.wait_for_log(8 * PATIENCE, "streaming slot=");
     assert!(peak_mb(&walpost) < MEMORY_MB, "{} MB", peak_mb(&walpost));
-    eprintln!("{} MB\n{}", peak_mb(&walpost), walpost.log());
-    wait_until_published(&walpost, &topic, 300_000);
+    wait_until_published(&walpost, &topic, 1_000_000);
+}
+
+/// Whoever has lost the lock finds the slot under its name, and streams.
+#[test]
+fn a_walpost_that_was_overtaken_begins_nothing_anew() {
+    let outbox = outbox(Version::NEWEST, TABLE);
+    let topic = outbox.topic(EVENT_TYPE, 1);
+    insert(&outbox, 1, 2000);
+    let first = Walpost::relay(&outbox.database, outbox.kafka, &[ALL, ("WALPOST_LIMITS_BACKFILL_RATE", "200")]);
+    wait_until_published(&first, &topic, 1);
+    first.freeze();
+    outbox.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks
+         WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+    );
+    let second = outbox.relay(&[ALL]);
+    insert(&outbox, 2001, 2001);
+    outbox.wait_until_confirmed();
+    first.thaw();
+    assert_eq!(second.sigterm_and_wait(PATIENCE), Some(0));
+    first.wait_for_log(PATIENCE, "streaming slot=");
+    insert(&outbox, 2002, 2002);
+    outbox.wait_until_confirmed();
+    assert_eq!(first.log().matches("backfilling: publishing").count(), 1, "{}", first.log());
+    let (found, mut seen) = (ids(&outbox, &topic), BTreeSet::new());
+    let fresh: Vec<_> = found.into_iter().filter(|id| seen.insert(id.clone())).collect();
+    assert_eq!(fresh, numbers(1, 2002));
+}
+
+#[test]
+fn a_server_without_room_for_a_second_slot_is_told_before_anything_is_published() {
+    let server = Postgres::start(Version::OLDEST, &Settings::default().set("max_replication_slots", "1"));
+    let outbox = Outbox::with(&server, Kafka::shared(), TABLE);
+    let topic = outbox.topic(EVENT_TYPE, 1);
+    insert(&outbox, 1, 10);
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[ALL]);
+    walpost.wait_for_log(PATIENCE, "raise max_replication_slots");
+    assert_eq!((slots(&outbox), ids(&outbox, &topic)), ("none".to_owned(), Vec::new()));
+    // without a backfill one is enough
+    walpost.kill9();
+    let _walpost = outbox.relay(&[("WALPOST_OUTBOX_BACKFILL", "none")]);
 }
