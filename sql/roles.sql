@@ -23,7 +23,7 @@ EXCEPTION WHEN duplicate_object THEN
 END
 $walpost$;
 GRANT USAGE ON SCHEMA "public" TO walpost_relay;
--- SELECT: init counts the rows that are older than the slot. DELETE: retention.
+-- SELECT: init counts the rows that are older than the slot, and a backfill publishes them. DELETE: retention.
 GRANT SELECT, DELETE ON "public"."outbox" TO walpost_relay;
 
 -- Table and publication are best created by their owner: run `walpost init` once with the owner's connection string.

@@ -118,7 +118,7 @@ fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
 }
 
 /// The first SIGTERM or SIGINT drains, the second aborts.
-async fn obey_signals(wish: watch::Sender<Wish>) {
+pub(crate) async fn obey_signals(wish: watch::Sender<Wish>) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {

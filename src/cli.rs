@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::config::TableName;
+
 /// Streams a Postgres transactional outbox to Kafka from the write-ahead log.
 ///
 /// Settings come from a TOML file, over it the environment (`WALPOST_<SECTION>_<KEY>`, `PGPASSWORD`), over that the flags.
@@ -69,8 +71,17 @@ pub enum Command {
     #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json")]
     Run,
     /// Create what is missing: outbox table, publication, slot
-    #[command(after_help = "Example:\n  walpost init --print | less\n  walpost init --backfill none")]
+    #[command(
+        after_help = "Example:\n  walpost init --print | less\n  walpost init --backfill none\n  walpost init --backfill \"created_at > now() - interval '1 day'\" --rate 1000"
+    )]
     Init(Init),
+    /// Publish rows that are in the table once more, behind all that was published meanwhile; the slot plays no part
+    #[command(
+        after_help = "Example:\n  walpost backfill \"created_at >= '2026-05-01'\" --dry-run\n  walpost backfill all --rate 500\n\n\
+                      The events have the same ids as before, so consumers that drop what they have seen drop these.\n\
+                      Events of one key come again after newer ones."
+    )]
+    Backfill(Again),
     /// Find out whether `run` would work, and what to mend; exit code 0 when it would
     #[command(after_help = "Example:\n  walpost check --format json")]
     Check(Report),
@@ -151,9 +162,30 @@ pub struct Init {
     /// Print the SQL and do nothing
     #[arg(long)]
     pub print: bool,
-    /// Rows older than the slot: all, none or an SQL condition (outbox.backfill)
+    /// Rows older than the slot: all, none or an SQL condition (outbox.backfill). They are published now, so this needs
+    /// Kafka; to begin again after an interruption, run it or `walpost run` again
     #[arg(long, value_name = "all|none|CONDITION")]
     pub backfill: Option<String>,
+    /// Rows a second that are published at most, 0 for no limit (key `limits.backfill_rate`)
+    #[arg(long, value_name = "ROWS")]
+    pub rate: Option<String>,
+}
+
+/// Flags of `backfill`.
+#[derive(Debug, Args)]
+pub struct Again {
+    /// Which rows: all, or what would stand behind WHERE in SQL
+    #[arg(value_name = "all|CONDITION")]
+    pub condition: String,
+    /// Only count them
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Only of this outbox, where there are several
+    #[arg(long, value_name = "SCHEMA.TABLE", value_parser = TableName::parse)]
+    pub only: Option<TableName>,
+    /// Rows a second that are published at most, 0 for no limit (key `limits.backfill_rate`)
+    #[arg(long, value_name = "ROWS")]
+    pub rate: Option<String>,
 }
 
 /// Flags of what prints a report.
@@ -177,9 +209,10 @@ impl Cli {
     /// The flags as pairs of a configuration key and its value; `--set` first, so that the named flags win.
     pub fn overrides(&self) -> Vec<(String, String)> {
         let settings = &self.settings;
-        let backfill = match &self.command {
-            Command::Init(init) => init.backfill.as_ref(),
-            _ => None,
+        let (backfill, rate) = match &self.command {
+            Command::Init(init) => (init.backfill.as_ref(), init.rate.as_ref()),
+            Command::Backfill(again) => (None, again.rate.as_ref()),
+            _ => (None, None),
         };
         let named = [
             ("kafka.brokers", settings.brokers.as_ref()),
@@ -187,6 +220,7 @@ impl Cli {
             ("postgres.publication", settings.publication.as_ref()),
             ("outbox.table", settings.table.as_ref()),
             ("outbox.backfill", backfill),
+            ("limits.backfill_rate", rate),
             ("http.listen", settings.listen.as_ref()),
             ("log.level", settings.log_level.as_ref()),
             ("log.format", settings.log_format.as_ref()),
@@ -240,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_help_of_each_command_shows_an_example() {
-        for name in ["", "run", "init", "check", "status", "peek", "drop", "demo"] {
+        for name in ["", "run", "init", "backfill", "check", "status", "peek", "drop", "demo"] {
             let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
             let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
             assert!(help.contains("Example:\n"), "{name}: {help}");

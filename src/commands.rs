@@ -3,10 +3,13 @@
 use std::{error::Error, fmt::Display, io::Write as _};
 
 use crate::{
-    check,
-    cli::{DeadLettersAction, Demo, Format},
+    backfill_command, check,
+    cli::{Again, DeadLettersAction, Demo, Format},
     config::Config,
-    dead_letters_command, demo, drop_command, init, peek_command, status_command,
+    dead_letters_command, demo, drop_command,
+    init::{self, Step},
+    peek_command, status_command,
+    supervisor::Ended,
 };
 
 /// What went wrong; printed with its causes.
@@ -18,8 +21,19 @@ pub fn init(config: &Config, only_print: bool) -> Result<u8, CommandError> {
         print(&init::print(config));
         return Ok(0);
     }
-    block_on(init::run(config, |step| print(&step)))??;
-    Ok(0)
+    block_on(async {
+        let Some(fill) = init::run(config, |step| print(&step)).await? else { return Ok(0) };
+        let ended = backfill_command::publish(config, fill).await?;
+        if ended == Ended::Filled {
+            print(&Step::Created(init::slot_text(config)));
+        }
+        Ok(backfill_command::exit_code(ended))
+    })?
+}
+
+/// `walpost backfill`
+pub fn backfill(config: &Config, again: &Again) -> Result<u8, CommandError> {
+    block_on(backfill_command::run(config, again, |line| print(&line)))?.map_err(Into::into)
 }
 
 /// `walpost check`

@@ -6,10 +6,11 @@ use std::{error::Error, fmt::Write};
 use tokio_postgres::error::SqlState;
 
 use crate::{
+    backfill,
     init::InitError,
     pipeline::{PoisonError, SessionError, TableError},
     sink::SinkError,
-    source::{ServerError, SourceError, slot::CreateError},
+    source::{ServerError, SourceError},
 };
 
 /// What is done about an error.
@@ -35,6 +36,7 @@ pub fn judge(error: &SessionError) -> Verdict {
     match error {
         SessionError::Source(error) => judge_source(error),
         SessionError::Prepare(error) => judge_prepare(error),
+        SessionError::Backfill(error) => backfill::judge(error),
         SessionError::Sink(error) => judge_sink(error),
         SessionError::Table { source: TableError::Columns(_), .. } => Verdict::Halt(
             "map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table",
@@ -56,32 +58,29 @@ pub fn judge(error: &SessionError) -> Verdict {
 }
 
 fn judge_prepare(error: &InitError) -> Verdict {
-    let by_code = |code: Option<&SqlState>| {
-        code.map_or(Verdict::Retry, |code| {
-            judge_server(&ServerError { code: code.code().to_owned(), ..ServerError::default() })
-        })
-    };
     match error {
-        InitError::Sql(error) => by_code(error.code()),
-        InitError::Statement { source, .. } | InitError::Slot(CreateError::Sql(source))
-            if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
-        {
+        InitError::Sql(error) => judge_code(error.code()),
+        InitError::Statement { source, .. } if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             Verdict::Halt(
                 "run `walpost init` once as the table's owner, or grant what is denied: `walpost init --print` lists it",
             )
         }
-        InitError::Statement { source, .. } | InitError::Slot(CreateError::Sql(source)) => by_code(source.code()),
-        InitError::Slot(CreateError::Source(error)) => judge_source(error),
-        InitError::Slot(CreateError::OlderRows { .. } | CreateError::NoBackfill { .. }) => {
-            Verdict::Halt("set outbox.backfill = \"none\" to leave them unpublished, or empty the table")
-        }
+        InitError::Statement { source, .. } => judge_code(source.code()),
+        InitError::Slot(error) => backfill::judge(error),
         InitError::TableMissing { .. } | InitError::PublicationAfterSlot { .. } | InitError::PublicationFaults(_) => {
             Verdict::Halt("mend it as the error says, then start again; `walpost check` shows everything at once")
         }
     }
 }
 
-fn judge_source(error: &SourceError) -> Verdict {
+/// Judges an error of an SQL link; without a code it is one of the network.
+pub(crate) fn judge_code(code: Option<&SqlState>) -> Verdict {
+    code.map_or(Verdict::Retry, |code| {
+        judge_server(&ServerError { code: code.code().to_owned(), ..ServerError::default() })
+    })
+}
+
+pub(crate) fn judge_source(error: &SourceError) -> Verdict {
     match error {
         SourceError::Server(error) => judge_server(error),
         SourceError::PublicationMissing(_) => Verdict::Halt(

@@ -6,9 +6,9 @@
 use tokio_postgres::Client;
 
 use crate::{
+    backfill::{self, BackfillError, Fill, Slot},
     config::{ColumnsConfig, Config, OutboxConfig, TableName},
     publication::{self, Fault, PublicationFound, quoted, table_list},
-    source::slot::{self, CreateError},
     sql::{self, SqlError, quote_identifier, quote_literal},
 };
 
@@ -58,7 +58,7 @@ pub enum InitError {
     PublicationFaults(Vec<Fault>),
     /// The slot was not created.
     #[error(transparent)]
-    Slot(#[from] CreateError),
+    Slot(#[from] BackfillError),
 }
 
 fn list(faults: &[Fault]) -> String {
@@ -84,15 +84,25 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Creates what is missing of table, publication and slot. Each step is told to `done` as soon as it is over.
-pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<(), InitError> {
-    let mut client = sql::connect(&config.postgres.conninfo).await?;
+/// Creates what is missing of table, publication and slot. Each step is told to `done` as soon as it is over. The slot is the
+/// last, and may need rows to be published first: those are returned.
+pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<Box<Fill>>, InitError> {
+    let client = sql::connect(&config.postgres.conninfo).await?;
     for step in ensure_tables(&client, config).await? {
         done(step);
     }
     done(ensure_publication(&client, config).await?);
-    done(ensure_slot(&mut client, config).await?);
-    Ok(())
+    Ok(match backfill::ensure_slot(&client, config).await? {
+        Slot::Behind(fill) => Some(fill),
+        Slot::Found => {
+            done(Step::Found(slot_text(config)));
+            None
+        }
+        Slot::Created => {
+            done(Step::Created(slot_text(config)));
+            None
+        }
+    })
 }
 
 /// The same as SQL, with the roles that [`run`] does not create.
@@ -156,22 +166,15 @@ pub async fn check_publication(client: &Client, config: &Config) -> Result<(), I
     if faults.is_empty() { Ok(()) } else { Err(InitError::PublicationFaults(faults)) }
 }
 
-/// Creates the slot when it is missing. The publication must exist already.
-pub async fn ensure_slot(client: &mut Client, config: &Config) -> Result<Step, InitError> {
-    let postgres = &config.postgres;
-    let what = format!("replication slot {}", quote_identifier(&postgres.slot));
-    if slot_exists(client, &postgres.slot).await? {
-        return Ok(Step::Found(what));
-    }
-    slot::create(&postgres.conninfo, client, &postgres.slot, &config.outboxes).await?;
-    Ok(Step::Created(what))
+/// What the slot is called in a [`Step`].
+pub fn slot_text(config: &Config) -> String {
+    format!("replication slot {}", quote_identifier(&config.postgres.slot))
 }
 
 async fn slot_exists(client: &Client, slot: &str) -> Result<bool, InitError> {
-    let found = client.query_opt("SELECT FROM pg_replication_slots WHERE slot_name = $1::text", &[&slot]).await;
-    found
-        .map(|row| row.is_some())
-        .map_err(|source| InitError::Statement { attempt: "look for the slot".into(), source })
+    let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name IN ($1::text, $2::text))";
+    let found = client.query_one(sql, &[&slot, &backfill::marker_of(slot)]).await;
+    found.map(|row| row.get(0)).map_err(|source| InitError::Statement { attempt: "look for the slot".into(), source })
 }
 
 async fn find(client: &Client, config: &Config) -> Result<PublicationFound, InitError> {

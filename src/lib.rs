@@ -25,6 +25,8 @@ pub mod ack;
 pub mod pipeline;
 
 pub mod app;
+pub mod backfill;
+pub mod backfill_command;
 pub mod backoff;
 pub mod check;
 pub mod clock;

@@ -51,6 +51,7 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
     match command {
         Command::Run => Ok(app::run(config)?.exit_code()),
         Command::Init(init) => commands::init(config, init.print),
+        Command::Backfill(again) => commands::backfill(config, again),
         Command::Check(report) => commands::check(config, report.format),
         Command::Status(report) => commands::status(config, report.format),
         Command::Peek(peek) => commands::peek(config, peek.limit),

@@ -141,7 +141,7 @@ fn show(changes: &[Vec<u8>], stages: &mut Stages, limit: usize) -> Result<Vec<Pe
         }
         match pgoutput::parse(change)? {
             Message::Begin { commit_lsn, commit_us } => {
-                open = Some(Open { commit_us, position: Position { commit_lsn, ordinal: 0 } });
+                open = Some(Open { commit_us, position: Position { commit_lsn, ordinal: 0 }, row: None });
             }
             Message::Relation(relation) => {
                 let commit_lsn = open.map_or(Lsn(u64::MAX), |open| open.position.commit_lsn);

@@ -4,6 +4,7 @@
 use tokio_postgres::Client;
 
 use crate::{
+    backfill::{self, Fill, Slot},
     config::Config,
     init::{self, InitError},
     lsn::Lsn,
@@ -11,35 +12,46 @@ use crate::{
     sql,
 };
 
-/// Prepares tables, publication and slot; says which tables the outboxes are.
-pub async fn prepare(config: &Config) -> Result<Catalog, SessionError> {
+/// What a stream can begin with.
+pub enum Prepared {
+    /// The slot is there, or was not to be created; these tables are the outboxes.
+    Ready(Catalog),
+    /// The slot gets its name when these rows are published.
+    Behind(Box<Fill>),
+}
+
+/// Prepares tables, publication and slot.
+pub async fn prepare(config: &Config) -> Result<Prepared, SessionError> {
     ensure(config).await.map_err(|source| SessionError::Prepare(Box::new(source)))
 }
 
-async fn ensure(config: &Config) -> Result<Catalog, InitError> {
-    let mut client = sql::connect(&config.postgres.conninfo).await?;
-    let mut steps = Vec::new();
+async fn ensure(config: &Config) -> Result<Prepared, InitError> {
+    let client = sql::connect(&config.postgres.conninfo).await?;
     if config.postgres.auto_create {
-        steps.push(init::ensure_publication(&client, config).await?);
-        let slot = init::ensure_slot(&mut client, config).await?;
-        if matches!((&steps[0], &slot), (init::Step::Found(_), init::Step::Created(_))) {
+        let publication = init::ensure_publication(&client, config).await?;
+        if let init::Step::Created(what) = &publication {
+            tracing::info!(what, "created");
+        }
+        let slot = backfill::ensure_slot(&client, config).await?;
+        if matches!((&publication, &slot), (init::Step::Found(_), Slot::Created)) {
             tracing::warn!(
                 slot = config.postgres.slot,
                 "the publication was there and the slot was not: if there was a slot before, as on a server before a \
                  failover or restore, events between its position and now are missing from kafka"
             );
         }
-        steps.push(slot);
+        match slot {
+            Slot::Found => {}
+            Slot::Created => tracing::info!(what = init::slot_text(config), "created"),
+            Slot::Behind(fill) => return Ok(Prepared::Behind(fill)),
+        }
     } else {
         init::check_publication(&client, config).await?;
-    }
-    for step in steps {
-        if let init::Step::Created(what) = step {
-            tracing::info!(what, "created");
-        }
+        backfill::settle(&client, config).await?;
     }
     look(&client, config)
         .await
+        .map(Prepared::Ready)
         .map_err(|source| InitError::Statement { attempt: "look for the outbox tables".to_owned(), source })
 }
 

@@ -8,14 +8,16 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
+    backfill::{BackfillError, Fill, Filled},
     backoff::Backoff,
     config::Config,
     error::{Verdict, chain, judge},
     fault,
+    init::InitError,
     lsn::Lsn,
     observe::{Health, Metrics, Part, Progress},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
-    prepare::prepare,
+    prepare::{Prepared, prepare},
     sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
     source::{
         Replication, SourceError, Wire,
@@ -28,6 +30,8 @@ use crate::{
 pub enum Ended {
     /// As it was asked to.
     Stopped,
+    /// Every row of a backfill is published, and that was all it was to do.
+    Filled,
     /// By an error that needs a human.
     Halted,
     /// By a setting that only showed its fault when it was used.
@@ -40,7 +44,7 @@ impl Ended {
     /// The process's exit code.
     pub fn exit_code(self) -> u8 {
         match self {
-            Self::Stopped => 0,
+            Self::Stopped | Self::Filled => 0,
             Self::Halted => 1,
             Self::Misconfigured => 2,
             Self::SlotLost => 3,
@@ -57,6 +61,20 @@ pub struct Shared {
     pub progress: Arc<Progress>,
     /// What is wrong.
     pub health: Arc<Health>,
+}
+
+/// How a session that did not fail was over.
+enum Over {
+    AsAsked,
+    /// A backfill is complete.
+    Filled,
+}
+
+/// What there is to do once the server is reached.
+enum Reached {
+    Stream(Box<Replication>, Lsn),
+    /// The rows before the stream.
+    Rows,
 }
 
 /// Waits between tries to reach Postgres; the first is short, since most losses are short.
@@ -92,6 +110,8 @@ pub struct Supervisor {
     refused: Option<String>,
     /// The cluster that this process streams from.
     system: Option<String>,
+    /// Rows to publish before the stream, or instead of one.
+    fill: Option<Box<Fill>>,
     /// The slot was held in this process: when it is gone, it was taken away.
     held: bool,
     /// Turns true once tables, publication and slot are there.
@@ -113,6 +133,7 @@ impl Supervisor {
             spare: None,
             refused: None,
             system: None,
+            fill: None,
             held: false,
             prepared: watch::Sender::new(false),
         })
@@ -123,15 +144,27 @@ impl Supervisor {
         Arc::clone(&self.shared.progress)
     }
 
+    /// Publishes rows that are in the table, and no more.
+    pub async fn fill(mut self, fill: Box<Fill>) -> Ended {
+        self.fill = Some(fill);
+        self.work(true).await
+    }
+
     /// Runs.
-    pub async fn run(mut self) -> Ended {
+    pub async fn run(self) -> Ended {
+        self.work(false).await
+    }
+
+    async fn work(mut self, only_fill: bool) -> Ended {
         let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
         loop {
             let began = Instant::now();
             let outcome = self.session().await;
             self.shared.progress.set_streaming(false);
             let error = match outcome {
-                Ok(()) => return Ended::Stopped,
+                Ok(Over::AsAsked) => return Ended::Stopped,
+                Ok(Over::Filled) if only_fill => return Ended::Filled,
+                Ok(Over::Filled) => continue,
                 Err(error) if self.wish() > Wish::Run => {
                     tracing::warn!(
                         error = chain(&error),
@@ -160,8 +193,8 @@ impl Supervisor {
         *self.signals.wish.borrow()
     }
 
-    /// One session: a producer, a connection, a stream.
-    async fn session(&mut self) -> Result<(), SessionError> {
+    /// One session: a producer, a connection, a stream or the rows before it.
+    async fn session(&mut self) -> Result<Over, SessionError> {
         // first the producer: it connects while Postgres is asked
         let mut sink = match self.spare.take() {
             Some(sink) => sink,
@@ -170,28 +203,49 @@ impl Supervisor {
         let mut wish = self.signals.wish.clone();
         let connected = tokio::select! {
             biased;
-            _ = wish.wait_for(|wish| *wish > Wish::Run) => return Ok(()),
+            _ = wish.wait_for(|wish| *wish > Wish::Run) => return Ok(Over::AsAsked),
             connected = self.connect() => connected,
         };
         let outcome = match connected {
             Err(error) => Err(error),
-            Ok((mut source, confirmed)) => {
+            Ok(Reached::Rows) => self.backfill(&mut sink).await,
+            Ok(Reached::Stream(mut source, confirmed)) => {
                 self.shared.progress.set_streaming(true);
                 self.shared.health.well(Part::Stream);
                 tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
                 let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
                 let stages = (&mut self.stages, confirmed);
                 sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
-                let outcome = run_session(&mut source, &mut sink, stages, &mut self.signals, telltale).await;
+                let outcome = run_session(&mut *source, &mut sink, stages, &mut self.signals, telltale).await;
                 self.refused = sink.refused().map(str::to_owned);
                 self.delivered = sink.leave_delivered();
-                outcome
+                outcome.map(|()| Over::AsAsked)
             }
         };
         if sink.is_fresh() && !matches!(outcome, Err(SessionError::Sink(_))) {
             self.spare = Some(sink);
         }
         outcome
+    }
+
+    /// Publishes the rows that stand before the stream, then gives the slot its name.
+    async fn backfill(&mut self, sink: &mut KafkaSink) -> Result<Over, SessionError> {
+        let Some(fill) = &mut self.fill else { return Ok(Over::Filled) };
+        let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        self.shared.health.hold(Part::Stream, "rows older than the slot are published first");
+        sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
+        let filled = fill.publish((sink, &mut self.stages), &mut self.signals, telltale).await;
+        self.refused = sink.refused().map(str::to_owned);
+        self.delivered = sink.leave_delivered();
+        if filled? == Filled::Interrupted {
+            tracing::warn!("stopped before the backfill was complete; it begins anew at the next start");
+            return Ok(Over::AsAsked);
+        }
+        fill.finish().await?;
+        self.fill = None;
+        // what was learned by row number means nothing to the stream
+        (self.delivered, self.sending.mode) = (Delivered::default(), Mode::Normal);
+        Ok(Over::Filled)
     }
 
     fn make_sink(&self) -> Result<KafkaSink, SinkError> {
@@ -204,7 +258,10 @@ impl Supervisor {
         KafkaSink::start(kafka, limits, self.sending, &client_id, watchers)
     }
 
-    async fn connect(&mut self) -> Result<(Replication, Lsn), SessionError> {
+    async fn connect(&mut self) -> Result<Reached, SessionError> {
+        if self.fill.is_some() {
+            return Ok(Reached::Rows);
+        }
         let postgres = &self.config.postgres;
         let prepared = *self.prepared.borrow();
         if self.held {
@@ -216,7 +273,13 @@ impl Supervisor {
             // both links at once: a start should not wait for one after the other
             let (wire, prepared) = tokio::join!(Wire::connect(&postgres.conninfo), prepare(&self.config));
             let wire = wire?; // it names what to do about the commonest faults
-            self.stages.know(prepared?);
+            match prepared? {
+                Prepared::Behind(fill) => {
+                    self.fill = Some(fill);
+                    return Ok(Reached::Rows);
+                }
+                Prepared::Ready(catalog) => self.stages.know(catalog),
+            }
             self.prepared.send_replace(true);
             wire
         };
@@ -233,7 +296,7 @@ impl Supervisor {
         if std::mem::replace(&mut self.held, true) {
             self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
         }
-        Ok((stream, found.confirmed))
+        Ok(Reached::Stream(Box::new(stream), found.confirmed))
     }
 
     /// Holds what the slot says against what this process knows.
@@ -318,7 +381,12 @@ impl Supervisor {
 }
 
 fn slot_is_taken(error: &SessionError) -> bool {
-    matches!(error, SessionError::Source(SourceError::Server(error)) if error.code == "55006")
+    match error {
+        SessionError::Source(SourceError::Server(error)) => error.code == "55006",
+        SessionError::Backfill(BackfillError::Busy(_)) => true,
+        SessionError::Prepare(error) => matches!(**error, InitError::Slot(BackfillError::Busy(_))),
+        _ => false,
+    }
 }
 
 fn part(error: &SessionError) -> Part {
@@ -343,7 +411,7 @@ fn sink_reason(error: &SinkError) -> &'static str {
 fn reason(error: &SessionError) -> &'static str {
     match error {
         SessionError::Source(SourceError::SlotLost { .. } | SourceError::OtherSystem { .. }) => "slot_lost",
-        SessionError::Source(_) | SessionError::Prepare(_) => "postgres",
+        SessionError::Source(_) | SessionError::Prepare(_) | SessionError::Backfill(_) => "postgres",
         SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
         SessionError::Sink(_) => "kafka",
         SessionError::Table { .. } => "table",

@@ -4,6 +4,7 @@ use tokio_postgres::Client;
 
 use super::{Findings, server::Server, table::Table};
 use crate::{
+    backfill::marker_of,
     config::Config,
     observe::slot::{SlotReading, SlotState},
     publication::{PublicationFound, quoted},
@@ -20,22 +21,39 @@ const WITHOUT_IDENTITY: &str = "
           AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary))
     ORDER BY 1 LIMIT 5";
 
-/// The slot, if there is one.
-pub(super) struct Slot(SlotState);
+/// The slot, if there is one, and what stands for it until its backfill is complete.
+pub(super) struct Slot {
+    itself: SlotState,
+    marker: SlotState,
+}
 
 impl Slot {
     pub(super) fn is_missing(&self) -> bool {
-        self.0 == SlotState::Missing
+        self.itself == SlotState::Missing && self.marker == SlotState::Missing
     }
 }
 
 pub(super) async fn look(client: &Client, config: &Config) -> Result<Slot, tokio_postgres::Error> {
-    Ok(Slot(crate::observe::slot::look(client, &config.postgres.slot).await?.slot))
+    let name = &config.postgres.slot;
+    let itself = crate::observe::slot::look(client, name).await?.slot;
+    Ok(Slot { itself, marker: crate::observe::slot::look(client, &marker_of(name)).await?.slot })
 }
 
 pub(super) fn judge(slot: &Slot, server: &Server, config: &Config, findings: &mut Findings) {
     let name = &config.postgres.slot;
-    match &slot.0 {
+    if let SlotState::Present(reading) = &slot.marker {
+        let marker = marker_of(name);
+        findings.warn(
+            "backfill_incomplete",
+            format!("the backfill of replication slot {name} was not completed: {marker} stands for it"),
+            "nothing is streamed before the older rows are published, and the server keeps its WAL meanwhile",
+            "let walpost run, or walpost init with outbox.backfill set, go on until it is complete",
+        );
+        if slot.itself == SlotState::Missing {
+            return judge_present(&marker, reading, server, findings);
+        }
+    }
+    match &slot.itself {
         SlotState::Present(reading) => judge_present(name, reading, server, findings),
         SlotState::Unknown => findings.error(
             "slot_unknown",

@@ -268,7 +268,8 @@ pub(super) async fn older_rows(
                 "older_rows",
                 format!("table {name} holds {number} rows, and there is no replication slot yet"),
                 "rows that are older than the slot never come through it, and nobody said what shall become of them",
-                "set outbox.backfill = \"none\" to leave them unpublished",
+                "set outbox.backfill: \"all\" publishes them first, \"none\" leaves them unpublished, an SQL condition publishes \
+                 those that fulfil it",
             );
         }
     }

@@ -172,6 +172,17 @@ pub enum Backfill {
     Where(String),
 }
 
+impl Backfill {
+    /// `all`, `none` or a condition.
+    pub fn parse(text: &str) -> Self {
+        match text.trim() {
+            word if word.eq_ignore_ascii_case("none") => Self::None,
+            word if word.eq_ignore_ascii_case("all") => Self::All,
+            _ => Self::Where(text.to_owned()),
+        }
+    }
+}
+
 /// `[outbox]` or one `[[outbox]]`
 #[derive(Debug, Clone)]
 pub struct OutboxConfig {
@@ -267,6 +278,8 @@ pub struct LimitsConfig {
     pub in_flight_events: usize,
     /// Their bytes, at most; 64 KiB to 16 GiB. Default 64 MiB.
     pub in_flight_bytes: usize,
+    /// Rows a second that a backfill publishes at most; 0 (the default), as fast as they are taken.
+    pub backfill_rate: u32,
 }
 
 /// `[retention]`: rows that were delivered and are older than `keep` are deleted.

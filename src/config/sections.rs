@@ -12,6 +12,7 @@ use super::{
     value::{Entries, Node, Value},
 };
 use crate::{
+    backfill::MARKER_SUFFIX,
     conninfo::{ConnInfo, ConnInfoError},
     observe::log,
     route::{Template, legal},
@@ -26,6 +27,7 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     let limits = within(root, "limits", |section| LimitsConfig {
         in_flight_events: size(section, "in_flight_events", 20_000, 1..=1_000_000),
         in_flight_bytes: size(section, "in_flight_bytes", 64 << 20, 64 << 10..=16 << 30),
+        backfill_rate: u32::try_from(section.integer("backfill_rate", 0, &(0..=1_000_000)).value).unwrap_or(0),
     });
     let retention = within(root, "retention", retention);
     let shutdown = within(root, "shutdown", |section| {
@@ -55,6 +57,10 @@ fn postgres(section: &mut Section<'_>, pgpassword: Option<Secret>) -> Option<Pos
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
     if slot.value.len() > MAX_NAME_BYTES || !slot.value.bytes().all(legal) {
         let what = "must be 1 to 63 of the characters a-z, 0-9 and _, as Postgres demands of slots";
+        section.fault(&slot.at, "slot", what, "rename it");
+    }
+    if slot.value.ends_with(MARKER_SUFFIX) {
+        let what = format!("must not end with {MARKER_SUFFIX}: so slots are called whose backfill is not complete");
         section.fault(&slot.at, "slot", what, "rename it");
     }
     let publication = text_or(section, "publication", "walpost");
@@ -147,11 +153,7 @@ fn outbox(section: &mut Section<'_>, one_of_several: bool) -> OutboxConfig {
             default()
         })
     });
-    let backfill = section.text("backfill").map(|text| match text.value.as_str() {
-        word if word.eq_ignore_ascii_case("none") => Backfill::None,
-        word if word.eq_ignore_ascii_case("all") => Backfill::All,
-        _ => Backfill::Where(text.value),
-    });
+    let backfill = section.text("backfill").map(|text| Backfill::parse(&text.value));
     let columns = within(section, "columns", |section| ColumnsConfig {
         id: column(section, "id", "id").name,
         event_type: column(section, "event_type", "event_type").name,

@@ -56,6 +56,11 @@ impl Health {
         lock(&self.troubles).insert(part, reason.clone()).as_deref() != Some(reason.as_str())
     }
 
+    /// Notes a reason for not being ready that is no error.
+    pub fn hold(&self, part: Part, reason: impl Into<String>) {
+        lock(&self.troubles).insert(part, reason.into());
+    }
+
     /// Keeps something that went wrong as the last error, though it is no present trouble.
     pub fn remember(&self, error: impl Into<String>) {
         *lock(&self.last_error) = Some(error.into());

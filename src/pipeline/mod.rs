@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
+    backfill::BackfillError,
     clock,
     event::Position,
     fault::{self, Bug},
@@ -80,6 +81,9 @@ pub enum SessionError {
     /// What must exist before the stream does not, or does not fit.
     #[error("prepare the database")]
     Prepare(#[source] Box<InitError>),
+    /// Rows that are older than the slot cannot be read.
+    #[error(transparent)]
+    Backfill(#[from] BackfillError),
     /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),
@@ -111,6 +115,15 @@ pub(crate) struct Open {
     pub(crate) commit_us: i64,
     /// Of the next event.
     pub(crate) position: Position,
+    /// In a backfill: the number of the row, which the sink counts by.
+    pub(crate) row: Option<u64>,
+}
+
+impl Open {
+    /// Where the event stands for the sink.
+    fn place(&self) -> Position {
+        self.row.map_or(self.position, |number| Position { commit_lsn: Lsn(number), ordinal: 0 })
+    }
 }
 
 /// For how long the SQL link has seen the server stopping, in this session.
@@ -287,7 +300,7 @@ impl Session<'_> {
     fn take<Si: Sink>(&mut self, event: Event<'_>, sink: &mut Si, stages: &mut Stages) -> Result<bool, SessionError> {
         match event {
             Event::Begin { commit_lsn, commit_us, sent_us } => {
-                self.open = Some(Open { commit_us, position: Position { commit_lsn, ordinal: 0 } });
+                self.open = Some(Open { commit_us, position: Position { commit_lsn, ordinal: 0 }, row: None });
                 self.behind = sent_us - commit_us > BEHIND_US;
                 self.set_clock(sent_us);
             }

@@ -164,7 +164,7 @@ impl Stages {
             };
             return Err(SessionError::Table { table: before.clone(), source: Renamed { new: new.clone() }.into() });
         };
-        let (position, commit_us) = (open.position, open.commit_us);
+        let (position, commit_us, place) = (open.position, open.commit_us, open.place());
         let buries = |error: &PoisonError| {
             let halts =
                 matches!(error, PoisonError::Topic(_)) && self.config.route.on_illegal_topic == OnIllegalTopic::Halt;
@@ -198,7 +198,7 @@ impl Stages {
                     dead,
                 };
                 fault::point("after_decode");
-                return Ok(sink.enqueue(position, commit_us, &record)?.into());
+                return Ok(sink.enqueue(place, commit_us, &record)?.into());
             }
         };
         let rest = table.decoder.rest(row);
@@ -214,7 +214,7 @@ impl Stages {
             event_id: rest.id.unwrap_or_default(),
             dead,
         };
-        Ok(sink.enqueue(position, commit_us, &record)?.into())
+        Ok(sink.enqueue(place, commit_us, &record)?.into())
     }
 }
 

@@ -9,6 +9,7 @@ pub mod feedback;
 pub mod pgoutput;
 pub mod relation;
 pub mod slot;
+pub mod snapshot;
 mod startup;
 mod wire;
 

@@ -121,6 +121,11 @@ pub enum Cell<'a> {
 }
 
 impl<'a> Row<'a> {
+    /// A row of so many cells, written as pgoutput writes them.
+    pub(super) fn of_cells(bytes: &'a [u8], count: u16) -> Self {
+        Self { bytes, count }
+    }
+
     /// Number of cells.
     pub fn len(&self) -> usize {
         usize::from(self.count)

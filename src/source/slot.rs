@@ -1,13 +1,12 @@
 //! The slot before the stream: is it there, is it ours, can it be read; and its creation.
 //!
-//! A slot is created once, on purpose, and never again unasked: a new slot in place of a lost one would hide a gap. At its
-//! creation the rows that are older than the slot, and so will never be streamed, are counted exactly: in the snapshot that
-//! the server exports for the slot's first position.
+//! A slot is created once, on purpose, and never again unasked: a new slot in place of a lost one would hide a gap. What is
+//! older than the slot, and so will never be streamed, is seen exactly in the snapshot that the server exports for the slot's
+//! first position.
 
 use super::{SourceError, Wire};
 use crate::{
-    config::{Backfill, OutboxConfig},
-    conninfo::ConnInfo,
+    fault,
     lsn::Lsn,
     sql::{quote_identifier, quote_literal},
 };
@@ -75,141 +74,91 @@ pub async fn server_version(wire: &mut Wire) -> Result<u32, SourceError> {
     text.and_then(|text| text.parse().ok()).ok_or_else(|| SourceError::Protocol("no server_version_num".into()))
 }
 
-/// A slot that now exists.
+/// A slot that now exists, and the snapshot at its first position. The snapshot lives until the next command on the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Created {
     /// Everything committed from here on will be streamed.
     pub consistent_point: Lsn,
-    /// Rows that are older than the slot: per outbox, in the order of the configuration.
-    pub older_rows: Vec<u64>,
+    /// The name by which another connection can take it over.
+    pub snapshot: String,
 }
 
-/// Why no slot was created.
-#[derive(Debug, thiserror::Error)]
-pub enum CreateError {
-    /// The replication link failed or was refused.
-    #[error("create replication slot")]
-    Source(#[from] SourceError),
-    /// The SQL link failed while counting.
-    #[error("count the rows that are older than the slot")]
-    Sql(#[from] tokio_postgres::Error),
-    /// There are older rows and nobody said what shall become of them. The slot was dropped again.
-    #[error(
-        "{table} holds {count} rows that are older than the replication slot and so would never be published; \
-         say what shall become of them: outbox.backfill = \"none\" leaves them unpublished"
-    )]
-    OlderRows {
-        /// The outbox.
-        table: String,
-        /// How many rows.
-        count: u64,
-    },
-    /// There are older rows, and publishing them is asked for, which this version cannot do. The slot was dropped again.
-    #[error(
-        "{table} holds {count} rows that are older than the replication slot, and this version cannot publish them yet; \
-         outbox.backfill = \"none\" leaves them unpublished"
-    )]
-    NoBackfill {
-        /// The outbox.
-        table: String,
-        /// How many rows.
-        count: u64,
-    },
-}
-
-/// Fails early where rows are there already and nobody said what shall become of them: a slot that is created first and
-/// dropped after a long count could be left behind by a crash in between.
-async fn refuse_obvious(sql: &tokio_postgres::Client, outboxes: &[OutboxConfig]) -> Result<(), CreateError> {
-    for outbox in outboxes.iter().filter(|outbox| outbox.backfill != Some(Backfill::None)) {
-        let row = sql.query_one(&format!("SELECT EXISTS (SELECT FROM {})", outbox.table), &[]).await?;
-        if row.get(0) {
-            let row = sql.query_one(&format!("SELECT count(*) FROM {}", outbox.table), &[]).await?;
-            let count = u64::try_from(row.get::<_, i64>(0)).unwrap_or_default();
-            refuse_unsaid(&[count], std::slice::from_ref(outbox))?;
-        }
-    }
-    Ok(())
-}
-
-/// Creates the slot, and counts what is older. The publication must exist already.
+/// Creates a slot. The publication must exist already.
 ///
 /// The server waits for every transaction that runs anywhere in the cluster, so this may take as long as they do.
-pub async fn create(
-    conninfo: &ConnInfo,
-    sql: &mut tokio_postgres::Client,
-    slot: &str,
-    outboxes: &[OutboxConfig],
-) -> Result<Created, CreateError> {
-    refuse_obvious(sql, outboxes).await?;
-    let mut wire = Wire::connect(conninfo).await?;
+pub async fn create(wire: &mut Wire, slot: &str) -> Result<Created, SourceError> {
     tracing::info!(slot, "creating the replication slot: this waits for all running transactions of the cluster");
     // since 17 a slot can follow its primary to a standby that synchronizes slots
-    let options = if server_version(&mut wire).await? >= 170_000 {
-        "(SNAPSHOT 'export', FAILOVER true)"
-    } else {
-        "EXPORT_SNAPSHOT"
-    };
+    let options =
+        if server_version(wire).await? >= 170_000 { "(SNAPSHOT 'export', FAILOVER true)" } else { "EXPORT_SNAPSHOT" };
     let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_identifier(slot));
     let rows = wire.query(&command).await?;
     let text = |index: usize| rows.first().and_then(|row| row.get(index)).and_then(Option::as_deref);
     let (Some(consistent_point), Some(snapshot)) = (text(1).and_then(|lsn| lsn.parse().ok()), text(2)) else {
-        return Err(SourceError::Protocol("an answer to CREATE_REPLICATION_SLOT without its columns".into()).into());
+        return Err(SourceError::Protocol("an answer to CREATE_REPLICATION_SLOT without its columns".into()));
     };
-    // the snapshot lives until the next command on `wire`
-    let counted = count_older(sql, snapshot, outboxes).await;
-    match counted.and_then(|rows| refuse_unsaid(&rows, outboxes).map(|()| rows)) {
-        Ok(older_rows) => {
-            tracing::info!(slot, lsn = %consistent_point, "replication slot created");
-            Ok(Created { consistent_point, older_rows })
-        }
-        Err(error) => {
-            wire.query(&format!("DROP_REPLICATION_SLOT {}", quote_identifier(slot))).await?;
-            Err(error)
-        }
+    tracing::info!(slot, lsn = %consistent_point, "replication slot created");
+    Ok(Created { consistent_point, snapshot: snapshot.to_owned() })
+}
+
+/// Drops a slot; one that is gone already is no error.
+pub async fn drop(wire: &mut Wire, slot: &str) -> Result<(), SourceError> {
+    match wire.query(&format!("DROP_REPLICATION_SLOT {}", quote_identifier(slot))).await {
+        Err(SourceError::Server(error)) if error.code == UNDEFINED_OBJECT => Ok(()),
+        dropped => dropped.map(|_| ()),
     }
 }
 
-async fn count_older(
-    sql: &mut tokio_postgres::Client,
-    snapshot: &str,
-    outboxes: &[OutboxConfig],
-) -> Result<Vec<u64>, CreateError> {
-    let transaction = sql
-        .build_transaction()
-        .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
-        .read_only(true)
-        .start()
-        .await?;
-    transaction.batch_execute(&format!("SET TRANSACTION SNAPSHOT {}", quote_literal(snapshot))).await?;
-    let mut counts = Vec::new();
-    for outbox in outboxes {
-        let row = transaction.query_one(&format!("SELECT count(*) FROM {}", outbox.table), &[]).await?;
-        counts.push(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default());
-    }
-    transaction.rollback().await?;
-    Ok(counts)
+const UNDEFINED_OBJECT: &str = "42704";
+
+/// A slot beside another, in short.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Where the server would resume; `None` while it is being created.
+    pub confirmed: Option<Lsn>,
+    /// It follows its primary to a standby.
+    pub failover: bool,
 }
 
-fn refuse_unsaid(counts: &[u64], outboxes: &[OutboxConfig]) -> Result<(), CreateError> {
-    for (outbox, count) in outboxes.iter().zip(counts) {
-        match &outbox.backfill {
-            None if *count > 0 => {
-                let table = format!("{}.{}", outbox.table.schema, outbox.table.table);
-                return Err(CreateError::OlderRows { table, count: *count });
-            }
-            Some(Backfill::None) if *count > 0 => {
-                tracing::warn!(
-                    table = outbox.table.table,
-                    count,
-                    "rows older than the slot stay unpublished, as configured"
-                );
-            }
-            Some(Backfill::All | Backfill::Where(_)) if *count > 0 => {
-                let table = outbox.table.to_string();
-                return Err(CreateError::NoBackfill { table, count: *count });
-            }
-            _ => {}
-        }
+/// Looks at a slot, over any connection; `None` when there is none. Fails with [`SourceError::SlotLost`] or
+/// [`SourceError::SlotForeign`].
+pub async fn seen(wire: &mut Wire, slot: &str) -> Result<Option<Seen>, SourceError> {
+    // the column `failover` is there since 17
+    let sql = format!(
+        "SELECT confirmed_flush_lsn, wal_status, to_jsonb(s) ->> 'failover', \
+         coalesce(plugin = 'pgoutput' AND database = current_database(), false) FROM pg_replication_slots s \
+         WHERE slot_name = {}",
+        quote_literal(slot)
+    );
+    let rows = wire.query(&sql).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let text = |index: usize| row.get(index).and_then(Option::as_deref);
+    if text(3) != Some("t") {
+        let reason = "it is no pgoutput slot of this database".to_owned();
+        return Err(SourceError::SlotForeign { slot: slot.to_owned(), reason });
     }
-    Ok(())
+    if text(1) == Some("lost") {
+        return Err(SourceError::SlotLost { slot: slot.to_owned(), reason: "its WAL was removed".to_owned() });
+    }
+    Ok(Some(Seen {
+        confirmed: text(0).and_then(|lsn| lsn.parse().ok()),
+        failover: text(2).is_some_and(|failover| failover == "true"),
+    }))
+}
+
+/// Puts `slot` in the place of `marker`, at the same position. May be repeated after it was interrupted anywhere.
+pub async fn replace(wire: &mut Wire, marker: &str, slot: &str) -> Result<(), SourceError> {
+    let Some(before) = seen(wire, marker).await? else { return Ok(()) };
+    let mut follows = seen(wire, slot).await?.map(|now| now.failover);
+    if follows.is_none() {
+        let (from, to) = (quote_literal(marker), quote_literal(slot));
+        wire.query(&format!("SELECT pg_copy_logical_replication_slot({from}, {to})")).await?;
+        follows = seen(wire, slot).await?.map(|now| now.failover);
+    }
+    fault::point("in_replace");
+    // a copy does not follow its primary, whatever the original does
+    if before.failover && follows == Some(false) {
+        wire.query(&format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", quote_identifier(slot))).await?;
+    }
+    drop(wire, marker).await
 }

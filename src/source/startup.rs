@@ -35,16 +35,32 @@ const WAL_SENDER_TIMEOUT: &str = "-c wal_sender_timeout=15s";
 
 const NOT_BOUND: &str = "channel_binding=require, but the server did not ask for SCRAM-SHA-256-PLUS";
 
+/// What the server is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Replication,
+    Sql,
+}
+
 /// A text row of a simple query.
 pub type TextRow = Vec<Option<String>>;
 
 impl Wire {
-    /// Connects to the first host that takes us and has the wanted `target_session_attrs`.
+    /// A replication connection, to the first host that takes us and has the wanted `target_session_attrs`.
     pub async fn connect(info: &ConnInfo) -> Result<Self, SourceError> {
+        Self::connect_as(Kind::Replication, info).await
+    }
+
+    /// The same for ordinary SQL, where values are wanted as the walsender would print them.
+    pub async fn connect_for_sql(info: &ConnInfo) -> Result<Self, SourceError> {
+        Self::connect_as(Kind::Sql, info).await
+    }
+
+    async fn connect_as(kind: Kind, info: &ConnInfo) -> Result<Self, SourceError> {
         let mut last = None;
         for target in targets(info)? {
             let limit = info.config.get_connect_timeout().copied().unwrap_or(Duration::from_secs(10));
-            let attempt = tokio::time::timeout(limit, Self::connect_one(info, &target)).await;
+            let attempt = tokio::time::timeout(limit, Self::connect_one(kind, info, &target)).await;
             match attempt {
                 Ok(Ok(wire)) => return Ok(wire),
                 Ok(Err(error)) => last = Some(error),
@@ -56,18 +72,18 @@ impl Wire {
         Err(last.unwrap_or_else(|| SourceError::Protocol("the connection string names no host".into())))
     }
 
-    async fn connect_one(info: &ConnInfo, target: &Target) -> Result<Self, SourceError> {
+    async fn connect_one(kind: Kind, info: &ConnInfo, target: &Target) -> Result<Self, SourceError> {
         let socket = open(info, target).await?;
         let binding = end_point(&socket);
         let mut wire = Self::new(socket);
-        wire.start_up(info).await?;
+        wire.start_up(kind, info).await?;
         wire.authenticate(info, binding).await?;
         wire.settle().await?;
         wire.check_session_attrs(info.config.get_target_session_attrs()).await?;
         Ok(wire)
     }
 
-    async fn start_up(&mut self, info: &ConnInfo) -> Result<(), SourceError> {
+    async fn start_up(&mut self, kind: Kind, info: &ConnInfo) -> Result<(), SourceError> {
         let user = user(info)?;
         let options = [info.config.get_options().unwrap_or_default(), SESSION_SETTINGS, WAL_SENDER_TIMEOUT].join(" ");
         let parameters = [
@@ -78,6 +94,7 @@ impl Wire {
             ("client_encoding", "UTF8"),
             ("options", options.trim()),
         ];
+        let parameters = parameters.into_iter().filter(|(name, _)| kind == Kind::Replication || *name != "replication");
         frontend::startup_message(parameters, self.output()).map_err(SourceError::Io)?;
         self.send().await
     }

@@ -116,7 +116,10 @@ fn rows_older_than_the_slot_must_be_decided_about() {
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
         let topic = outbox.topic("t", 1);
         outbox.execute("INSERT INTO outbox SELECT 'old ' || n, 't', 'k', '' FROM generate_series(1, 3) n");
-        claim_said(&halted(&outbox, &[], 1), &["public.outbox", "3 rows", "older", "outbox.backfill"]);
+        claim_said(
+            &halted(&outbox, &[], 1),
+            &["public.outbox", "3 rows", "older", "outbox.backfill", "publishes them"],
+        );
         let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}'", outbox.database.name());
         assert_eq!(outbox.text(&slots), "0");
         let _walpost = outbox.relay(&[("WALPOST_OUTBOX_BACKFILL", "none")]);
