@@ -68,7 +68,7 @@ pub enum Command {
     /// The service: tail the slot, publish, confirm
     #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json")]
     Run,
-    /// Create what is missing: outbox table, publication, slot
+    /// Create what is missing: outbox table, functions for applications, publication, slot
     #[command(after_help = "Example:\n  walpost init --print | less\n  walpost init --backfill none")]
     Init(Init),
     /// Find out whether `run` would work, and what to mend; exit code 0 when it would

@@ -25,6 +25,7 @@ pub mod ack;
 pub mod pipeline;
 
 pub mod app;
+mod applications;
 pub mod backoff;
 pub mod check;
 pub mod clock;

@@ -5,6 +5,7 @@
 mod services;
 
 mod access;
+mod applications;
 mod bounds;
 mod catalog;
 mod crashes;
