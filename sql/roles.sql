@@ -11,6 +11,35 @@ END
 $walpost$;
 GRANT USAGE ON SCHEMA "public" TO walpost_app;
 GRANT INSERT ON "public"."outbox" TO walpost_app;
+-- outbox_emit runs with its caller's rights, so this gives nobody more than the INSERT above.
+DO $walpost$
+BEGIN
+    GRANT EXECUTE ON FUNCTION "public".outbox_emit(text, text, text, jsonb) TO walpost_app;
+    GRANT EXECUTE ON FUNCTION "public".outbox_emit(text, text, json, jsonb) TO walpost_app;
+    GRANT EXECUTE ON FUNCTION "public".outbox_emit(text, text, jsonb, jsonb) TO walpost_app;
+    GRANT EXECUTE ON FUNCTION "public".outbox_emit(text, text, bytea, jsonb) TO walpost_app;
+EXCEPTION WHEN undefined_function THEN
+    RAISE NOTICE 'there is no outbox_emit: walpost init creates it where the outbox has the default columns';
+END
+$walpost$;
+
+-- Consumers: claim events in the inbox, and no more. Grant it to the consumer's own role: GRANT walpost_consumer TO billing;
+DO $walpost$
+BEGIN
+    CREATE ROLE walpost_consumer NOLOGIN;
+EXCEPTION WHEN duplicate_object THEN
+    RAISE NOTICE 'role walpost_consumer exists already';
+END
+$walpost$;
+GRANT USAGE ON SCHEMA "public" TO walpost_consumer;
+DO $walpost$
+BEGIN
+    GRANT INSERT ON "public"."inbox" TO walpost_consumer;
+    GRANT EXECUTE ON FUNCTION "public".inbox_claim(text, uuid) TO walpost_consumer;
+EXCEPTION WHEN undefined_table OR undefined_function THEN
+    RAISE NOTICE 'there is no inbox: walpost init creates it';
+END
+$walpost$;
 
 -- walpost itself: reads the write-ahead log. Set its password with ALTER ROLE walpost_relay PASSWORD ... or \password, and
 -- allow it in pg_hba.conf for the database by name (the keyword "replication" there does not cover logical replication).
@@ -25,6 +54,15 @@ $walpost$;
 GRANT USAGE ON SCHEMA "public" TO walpost_relay;
 -- SELECT: init counts the rows that are older than the slot, and a backfill publishes them. DELETE: retention.
 GRANT SELECT, DELETE ON "public"."outbox" TO walpost_relay;
+-- The same for inbox_prune, which the inbox's owner may run as well.
+DO $walpost$
+BEGIN
+    GRANT SELECT, DELETE ON "public"."inbox" TO walpost_relay;
+    GRANT EXECUTE ON FUNCTION "public".inbox_prune(text, interval, integer) TO walpost_relay;
+EXCEPTION WHEN undefined_table OR undefined_function THEN
+    RAISE NOTICE 'there is no inbox: walpost init creates it';
+END
+$walpost$;
 
 -- Table and publication are best created by their owner: run `walpost init` once with the owner's connection string.
 -- To let walpost create a publication by itself (auto_create), it must own the table (ALTER TABLE ... OWNER TO

@@ -70,7 +70,7 @@ pub enum Command {
     /// The service: tail the slot, publish, confirm
     #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json")]
     Run,
-    /// Create what is missing: outbox table, publication, slot
+    /// Create what is missing: outbox table, functions for applications, publication, slot
     #[command(
         after_help = "Example:\n  walpost init --print | less\n  walpost init --backfill none\n  walpost init --backfill \"created_at > now() - interval '1 day'\" --rate 1000"
     )]

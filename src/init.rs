@@ -6,6 +6,7 @@
 use tokio_postgres::Client;
 
 use crate::{
+    applications,
     backfill::{self, BackfillError, Fill, Slot},
     config::{ColumnsConfig, Config, OutboxConfig, TableName},
     publication::{self, Fault, PublicationFound, quoted, table_list},
@@ -73,6 +74,13 @@ pub enum Step {
     Created(String),
     /// It was there. Says what.
     Found(String),
+    /// It is missing, and stays so: walpost delivers without it.
+    LeftOut {
+        /// What.
+        what: String,
+        /// Why.
+        why: String,
+    },
 }
 
 impl std::fmt::Display for Step {
@@ -80,15 +88,19 @@ impl std::fmt::Display for Step {
         match self {
             Self::Created(what) => write!(f, "created {what}"),
             Self::Found(what) => write!(f, "found {what}"),
+            Self::LeftOut { what, why } => write!(f, "left out {what}: {why}"),
         }
     }
 }
 
-/// Creates what is missing of table, publication and slot. Each step is told to `done` as soon as it is over. The slot is the
+/// Creates what is missing of table, functions, publication and slot. Each step is told to `done` as soon as it is over. The slot is the
 /// last, and may need rows to be published first: those are returned.
 pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<Box<Fill>>, InitError> {
     let client = sql::connect(&config.postgres.conninfo).await?;
     for step in ensure_tables(&client, config).await? {
+        done(step);
+    }
+    for step in applications::ensure(&client, config).await? {
         done(step);
     }
     done(ensure_publication(&client, config).await?);
@@ -114,9 +126,11 @@ pub fn print(config: &Config) -> String {
             parts.push(create_table(&outbox.table));
         }
     }
-    let mut schemas: Vec<String> = tables.iter().map(|table| quote_identifier(&table.schema)).collect();
-    schemas.dedup();
-    let names = [("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
+    parts.extend(applications::print(config));
+    let schemas: Vec<String> = applications::schemas(config).into_iter().map(quote_identifier).collect();
+    let granted = applications::granted(config);
+    let mut names = vec![("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
+    names.extend(granted.iter().map(|(default, names)| (default.as_str(), names.clone())));
     parts.push(substituted(ROLES, &names));
     parts.push(create_publication(&config.postgres.publication, &tables));
     parts.push(substituted(SLOT, &[("'walpost'", quote_literal(&config.postgres.slot))]));
@@ -188,14 +202,14 @@ async fn execute(client: &Client, sql: &str, attempt: impl FnOnce() -> String) -
 }
 
 /// Whether walpost knows how to create this table: every mapping is the default one.
-fn is_default(outbox: &OutboxConfig) -> bool {
+pub(crate) fn is_default(outbox: &OutboxConfig) -> bool {
     let ColumnsConfig { id, event_type, payload, key, headers, timestamp } = &outbox.columns;
     let names = [id, event_type, payload, &key.name, &headers.name, &timestamp.name];
     names == ["id", "event_type", "payload", "key", "headers", "created_at"] && outbox.header_columns.is_empty()
 }
 
 /// How the files in `sql/` name the table.
-const TABLE: &str = r#""public"."outbox""#;
+pub(crate) const TABLE: &str = r#""public"."outbox""#;
 
 fn create_table(table: &TableName) -> String {
     let index = quote_identifier(&format!("{}_created_at_idx", table.table));
@@ -207,7 +221,7 @@ fn create_publication(name: &str, tables: &[TableName]) -> String {
 }
 
 /// Puts quoted names in place of the default ones, in one pass: a name that looks like a default one stays what it is.
-fn substituted(sql: &str, names: &[(&str, String)]) -> String {
+pub(crate) fn substituted(sql: &str, names: &[(&str, String)]) -> String {
     let mut tag = "$walpost$".to_owned();
     while names.iter().any(|(_, name)| name.contains(&tag)) {
         tag.insert(1, '_'); // so that no name ends the dollar quote

@@ -25,6 +25,7 @@ pub mod ack;
 pub mod pipeline;
 
 pub mod app;
+mod applications;
 pub mod backfill;
 pub mod backfill_command;
 pub mod backoff;

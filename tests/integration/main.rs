@@ -5,6 +5,7 @@
 mod services;
 
 mod access;
+mod applications;
 mod backfill;
 mod bounds;
 mod catalog;
