@@ -100,7 +100,9 @@ pub enum Command {
     )]
     DeadLetters(DeadLetters),
     /// The whole story on this machine in under a minute: nothing to configure, nothing left behind
-    #[command(after_help = "Example:\n  walpost demo\n  walpost demo --brokers localhost:9092")]
+    #[command(
+        after_help = "Example:\n  walpost demo\n  walpost demo --chapter 1\n  walpost demo --json\n  walpost demo --brokers localhost:9092"
+    )]
     Demo(Demo),
 }
 
@@ -151,6 +153,15 @@ pub struct Drop {
 /// Flags of `demo`.
 #[derive(Debug, Args)]
 pub struct Demo {
+    /// Only this chapter: 1 to 6 are the lesson, 7 is the long run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(crate::demo::LONG_RUN)))]
+    pub chapter: Option<u8>,
+    /// Print nothing but the numbers, as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A process of the demo's own: the desk that dies at each tenth order
+    #[arg(long, hide = true, num_args = 4, value_names = ["DESK", "CONNINFO", "TOLD", "FIRST"])]
+    pub order_desk: Vec<String>,
     /// A process of the demo's own: the shop that it kills
     #[arg(long, hide = true, num_args = 2, value_names = ["CONNINFO", "TOPIC"])]
     pub naive_shop: Vec<String>,

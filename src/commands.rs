@@ -97,9 +97,12 @@ fn print(text: &dyn Display) {
 
 /// `walpost demo`; `brokers` is a real Kafka to show it with.
 pub fn demo(flags: &Demo, brokers: Option<&str>) -> Result<u8, CommandError> {
-    Ok(match (flags.naive_shop.as_slice(), brokers) {
-        ([conninfo, topic], Some(brokers)) => demo::naive_shop(conninfo, brokers, topic)?,
-        _ => demo::run(brokers)?,
+    Ok(match (flags.naive_shop.as_slice(), flags.order_desk.as_slice(), brokers) {
+        ([conninfo, topic], _, Some(brokers)) => demo::naive_shop(conninfo, brokers, topic)?,
+        (_, [desk, conninfo, told, first], Some(brokers)) => {
+            demo::order_desk(desk, conninfo, brokers, told, first.parse()?)?
+        }
+        _ => demo::run(demo::Telling { brokers, chapter: flags.chapter, json: flags.json })?,
     })
 }
 

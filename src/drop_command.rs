@@ -6,6 +6,7 @@ use std::fmt;
 use tokio_postgres::Client;
 
 use crate::{
+    backfill,
     config::Config,
     publication, sql,
     sql::{SqlError, quote_identifier},
@@ -46,8 +47,8 @@ pub enum DropError {
 /// What is there, or was.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Name of the slot, and how many bytes of WAL it has not confirmed; `None` where there is no slot.
-    slot: Option<(String, i64)>,
+    /// The slot, and that of a backfill that was not completed: name, and how many bytes of WAL it has not confirmed.
+    slots: Vec<(String, i64)>,
     /// The publication; `None` where there is none.
     publication: Option<String>,
     /// Other tables in the publication: it stays then.
@@ -58,7 +59,7 @@ pub struct Leftovers {
 impl Leftovers {
     /// Whether there is anything to drop.
     pub fn is_nothing(&self) -> bool {
-        self.slot.is_none() && (self.publication.is_none() || !self.others.is_empty())
+        self.slots.is_empty() && (self.publication.is_none() || !self.others.is_empty())
     }
 }
 
@@ -69,7 +70,7 @@ pub async fn run(config: &Config, sure: bool) -> Result<Leftovers, DropError> {
     if !sure {
         return Ok(found);
     }
-    if let Some((slot, _)) = &found.slot {
+    for (slot, _) in &found.slots {
         let dropped = client.execute("SELECT pg_drop_replication_slot($1)", &[slot]).await;
         dropped.map_err(|source| statement(&format!("drop replication slot {slot}"), source))?;
     }
@@ -89,10 +90,10 @@ const SLOT: &str = "
 const TABLES: &str = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = $1::text";
 
 async fn look(client: &Client, config: &Config) -> Result<Leftovers, DropError> {
-    let name = &config.postgres.slot;
-    let row = client.query_opt(SLOT, &[name]).await.map_err(|source| statement("look for the slot", source))?;
-    let mut slot = None;
-    if let Some(row) = row {
+    let mut slots = Vec::new();
+    for name in [config.postgres.slot.clone(), backfill::marker_of(&config.postgres.slot)] {
+        let row = client.query_opt(SLOT, &[&name]).await.map_err(|source| statement("look for the slot", source))?;
+        let Some(row) = row else { continue };
         let foreign = |why: String| DropError::Foreign { slot: name.clone(), why };
         match (row.get::<_, &str>(0), row.get::<_, &str>(1), row.get::<_, Option<bool>>(3)) {
             ("physical", ..) => return Err(foreign("it is a physical slot".to_owned())),
@@ -103,7 +104,7 @@ async fn look(client: &Client, config: &Config) -> Result<Leftovers, DropError> 
         if let Some(pid) = row.get(4) {
             return Err(DropError::InUse { slot: name.clone(), pid });
         }
-        slot = Some((name.clone(), row.get(5)));
+        slots.push((name, row.get(5)));
     }
     let publication = publication::find(client, &config.postgres.publication, &config.outboxes)
         .await
@@ -119,7 +120,7 @@ async fn look(client: &Client, config: &Config) -> Result<Leftovers, DropError> 
     let others =
         others.filter(|(schema, table)| !ours(schema, table)).map(|(schema, table)| format!("{schema}.{table}"));
     Ok(Leftovers {
-        slot,
+        slots,
         publication: publication.options.map(|_| quote_identifier(&config.postgres.publication)),
         others: others.collect(),
         dropped: false,
@@ -136,7 +137,7 @@ impl fmt::Display for Leftovers {
         if self.is_nothing() {
             writeln!(f, "nothing to drop")?;
         }
-        if let Some((slot, behind)) = &self.slot {
+        for (slot, behind) in &self.slots {
             write!(f, "{verb} replication slot {slot}")?;
             if *behind > 0 {
                 write!(f, ", which had {behind} bytes of WAL before it: events in them are not published any more")?;

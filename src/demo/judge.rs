@@ -57,6 +57,7 @@ pub struct Verdict {
     pub altered: usize,
 }
 
+#[cfg(test)]
 impl Verdict {
     /// Whether every promise was kept.
     pub fn holds(&self) -> bool {

@@ -10,9 +10,11 @@ mod audience;
 mod book;
 mod broker;
 mod cluster;
+mod desk;
 mod error;
 mod judge;
 mod leash;
+mod lesson;
 mod naive;
 mod relay;
 mod report;
@@ -34,8 +36,10 @@ use self::{
     book::{Book, Tally},
     broker::Broker,
     cluster::Cluster,
+    desk::Desk,
     judge::{judge, latency},
     leash::Leash,
+    lesson::{Chapter, Lesson},
     relay::{Recipe, Relay},
     report::{Account, Screen, millis, say, thousands},
     shop::{CUSTOMERS, EVENT_TYPES, ROLLED_BACK, Shop, WRITERS},
@@ -43,6 +47,7 @@ use self::{
 
 /// The topic of the first chapter.
 const NAIVE_TOPIC: &str = "naive";
+const LONG_RUN_TITLE: &str = "All of it at once, and death at no special moment";
 const ROLES: &str = include_str!("../../sql/roles.sql");
 /// How long the story may wait for anything to happen.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -58,29 +63,59 @@ const LONGER: Duration = Duration::from_secs(6);
 const PILE: usize = 200;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Tells the story; `brokers` is a real Kafka instead of the one in this process. The exit code is 0 when every promise was
-/// kept, else 1.
-pub fn run(brokers: Option<&str>) -> Result<u8, DemoError> {
+/// The number of the long run, behind the chapters of the lesson.
+pub const LONG_RUN: u8 = *lesson::CHAPTERS.end() + 1;
+
+/// How the story is told.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Telling<'a> {
+    /// A real Kafka instead of the one in this process.
+    pub brokers: Option<&'a str>,
+    /// Only this chapter.
+    pub chapter: Option<u8>,
+    /// Print nothing but the numbers, as JSON.
+    pub json: bool,
+}
+
+/// Tells the story. The exit code is 0 when every promise was kept, else 1.
+pub fn run(telling: Telling<'_>) -> Result<u8, DemoError> {
     let runtime = runtime()?;
+    if telling.json {
+        report::silence();
+    }
     let screen = Screen::new();
     let account = UnixAccount::for_server()?;
     let leash = Leash::new(account)?;
     let outcome = runtime.block_on(async {
         let interrupted = interrupted()?;
         tokio::pin!(interrupted);
-        let topics: Vec<&str> = EVENT_TYPES.into_iter().chain([NAIVE_TOPIC]).collect();
-        let broker = Broker::start(brokers, &topics).await?;
+        let topics: Vec<&str> = EVENT_TYPES.into_iter().chain([NAIVE_TOPIC]).chain(lesson::TOPICS).collect();
+        let broker = Broker::start(telling.brokers, &topics).await?;
         // an interruption first: it must not wait for a story that has hung itself up
         let outcome = tokio::select! {
             biased;
             () = &mut interrupted => Err(DemoError::Interrupted),
-            outcome = story(screen, &leash, account, &broker) => outcome,
+            outcome = story(screen, &leash, (account, telling.chapter), &broker) => outcome,
         };
         broker.close().await;
         outcome
     });
     drop(leash);
-    outcome.map(|account| u8::from(!account.holds()))
+    let chapters = outcome?;
+    let holds = chapters.iter().all(Chapter::holds);
+    if telling.json {
+        report::print_json(&chapters);
+    } else {
+        screen.verdict(holds);
+    }
+    Ok(u8::from(!holds))
+}
+
+/// The order desk of the lesson, in a process of its own: works until it dies, or has no more orders. `desk` is one of the
+/// desks' names.
+pub fn order_desk(desk: &str, conninfo: &str, brokers: &str, told: &str, first: i32) -> Result<u8, DemoError> {
+    let desk = Desk::named(desk).ok_or(DemoError::Gone("order desk of that name"))?;
+    runtime()?.block_on(desk::work(desk, conninfo, brokers, told, first)).map(|()| 0)
 }
 
 /// The shop of the first chapter, in a process of its own: writes until it is killed.
@@ -112,9 +147,9 @@ fn interrupted() -> Result<impl Future<Output = ()>, DemoError> {
 async fn story(
     screen: Screen,
     leash: &Leash,
-    account: Option<UnixAccount>,
+    (account, chosen): (Option<UnixAccount>, Option<u8>),
     broker: &Broker,
-) -> Result<Account, DemoError> {
+) -> Result<Vec<Chapter>, DemoError> {
     screen.heading("walpost demo: a shop, its outbox, and a tailer that is killed on the way");
     let cluster = Cluster::start(leash.folder(), account).await?;
     say(&format!("Postgres {} in {} (fsync on)", cluster.version(), leash.folder().display()));
@@ -128,9 +163,16 @@ async fn story(
     superuser.batch_execute(ROLES).await.map_err(DemoError::sql("create the roles"))?;
     Shop::furnish(&superuser).await?;
 
-    dual_write(screen, (&cluster, &superuser), broker, &owner).await?;
-    let stage = Stage::set(screen, (&cluster, superuser), broker, relay)?;
-    stage.play(&cluster, broker).await
+    let lesson = Lesson { screen, cluster: &cluster, superuser: &superuser, broker, relay: &relay };
+    let mut chapters = lesson.tell(chosen).await?;
+    if chosen.is_none_or(|chosen| chosen == LONG_RUN) {
+        screen.heading(&format!("{LONG_RUN}. {LONG_RUN_TITLE}"));
+        dual_write(screen, (&cluster, &superuser), broker, &owner).await?;
+        let stage = Stage::set(screen, (&cluster, superuser), broker, relay)?;
+        let account = stage.play(&cluster, broker).await?;
+        chapters.push(Chapter { number: LONG_RUN, title: LONG_RUN_TITLE, rows: account.rows() });
+    }
+    Ok(chapters)
 }
 
 /// Only what is needed; everything else is as it comes.
@@ -149,7 +191,7 @@ async fn dual_write(
     broker: &Broker,
     recipe: &Recipe,
 ) -> Result<(), DemoError> {
-    screen.heading("1. What a dual write loses");
+    screen.heading("   A naive shop");
     say(&format!("A naive shop: {WRITERS} writers, each commits an order, then sends its event to Kafka and"));
     say("waits for the acknowledgement. Its process is killed (SIGKILL) at a moment of no");
     say(&format!("special choice, {} times.", naive::KILLS));
@@ -188,7 +230,7 @@ impl Stage {
 
     async fn play(mut self, cluster: &Cluster, broker: &Broker) -> Result<Account, DemoError> {
         let screen = self.screen;
-        screen.heading("2. The outbox: order and events in one transaction");
+        screen.heading("   The outbox: order and events in one transaction");
         say(&format!(
             "{WRITERS} writers, {CUSTOMERS} customers; one transaction in {ROLLED_BACK} is rolled back after its"
         ));
@@ -199,12 +241,12 @@ impl Stage {
         let opened = Instant::now();
         tokio::time::sleep(WATCH).await;
 
-        screen.heading("3. kill -9, twice");
+        screen.heading("   kill -9, twice");
         let undisturbed = opened + MARGIN..Instant::now() - MARGIN;
         let relay = self.kill_and_restart(relay).await?;
         tokio::time::sleep(WATCH / 2).await;
 
-        screen.heading("4. A clean stop");
+        screen.heading("   A clean stop");
         let (relay, twice_after_kills) = self.stop_and_restart(relay).await?;
         tokio::time::sleep(WATCH / 2).await;
 
@@ -221,7 +263,7 @@ impl Stage {
             undisturbed: latency(&book.written, &book.arrivals, |event| undisturbed.contains(&event.committing)),
             overall: latency(&book.written, &book.arrivals, |_| true),
         };
-        screen.heading("5. The account");
+        screen.heading("   The account");
         screen.table(&account);
         Ok(account)
     }
@@ -275,18 +317,9 @@ impl Stage {
         *self.tally.borrow()
     }
 
-    /// Starts the tailer and waits until it streams.
     async fn start_relay(&self) -> Result<Relay, DemoError> {
-        const ACTIVE: &str = "SELECT FROM pg_replication_slots WHERE slot_name = 'walpost' AND active";
         let began = Instant::now();
-        let mut relay = self.recipe.start(&["run"])?;
-        while self.superuser.query_opt(ACTIVE, &[]).await.map_err(DemoError::sql("look at the slot"))?.is_none() {
-            relay.must_run()?;
-            if began.elapsed() > LIMIT {
-                return Err(DemoError::InVain { what: "walpost streamed", log: tail(&self.recipe.log()) });
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
+        let relay = stream(&self.recipe, &self.superuser).await?;
         self.screen.turn(&format!("walpost run: streaming after {}", millis(began.elapsed())));
         Ok(relay)
     }
@@ -304,6 +337,29 @@ impl Stage {
         drop((self.notes, self.audience));
         self.book.await.map_err(|_| DemoError::Gone("book"))
     }
+}
+
+/// Starts the tailer and waits until it streams.
+async fn stream(recipe: &Recipe, superuser: &Client) -> Result<Relay, DemoError> {
+    const ACTIVE: &str = "SELECT FROM pg_replication_slots WHERE slot_name = 'walpost' AND active";
+    let active = || async {
+        let row = superuser.query_opt(ACTIVE, &[]).await.map_err(DemoError::sql("look at the slot"))?;
+        Ok::<_, DemoError>(row.is_some())
+    };
+    let began = Instant::now();
+    // the server may not know yet that the last one is dead
+    while active().await? && began.elapsed() < LIMIT {
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    let mut relay = recipe.start(&["run"])?;
+    while !active().await? {
+        relay.must_run()?;
+        if began.elapsed() > LIMIT {
+            return Err(DemoError::InVain { what: "walpost streamed", log: tail(&recipe.log()) });
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    Ok(relay)
 }
 
 /// A log to append to, for standard output and standard error.

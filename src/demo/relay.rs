@@ -30,6 +30,13 @@ impl Recipe {
         Ok(Self { folder, environment })
     }
 
+    /// The same with one more setting.
+    pub fn with(&self, name: &'static str, value: &str) -> Self {
+        let mut environment = self.environment.clone();
+        environment.push((name, value.to_owned()));
+        Self { folder: self.folder.clone(), environment }
+    }
+
     /// The command `walpost …`, its output in the log.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, DemoError> {
         let program = env::current_exe().map_err(DemoError::io("find the walpost binary"))?;

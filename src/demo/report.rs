@@ -3,12 +3,31 @@
 use std::{
     env,
     io::{self, IsTerminal, Write},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::judge::{Latency, Verdict, Written};
+use super::{
+    judge::{Latency, Verdict, Written},
+    lesson::{Chapter, Expected, Row},
+};
+
+/// Nothing of the story is printed.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on only [`print_json`] prints.
+pub fn silence() {
+    SILENT.store(true, Relaxed);
+}
+
+/// The chapters as a JSON document.
+pub fn print_json(chapters: &[Chapter]) {
+    let holds = chapters.iter().all(Chapter::holds);
+    let document = serde_json::json!({ "holds": holds, "chapters": chapters });
+    let _ = writeln!(io::stdout(), "{document:#}");
+}
 
 /// Writes lines to standard output. A reader who went away is no reason to stop.
 #[derive(Debug, Clone, Copy)]
@@ -81,11 +100,23 @@ impl Screen {
         say("disk's flush and the consumer's own polling are in it:");
         self.latency("before the kills", &account.undisturbed);
         self.latency("all", &account.overall);
+    }
+
+    /// A number of the lesson, and what it has to be.
+    pub fn measured(self, row: &Row) {
+        let Row { what, measured, expected, holds } = row;
+        let style = if *holds { Style::Good } else { Style::Bad };
+        let text = self.styled(style, &format!("   {what:<46} {measured:>4}"));
+        line(&format!("{text}   {}", self.styled(Style::Dim, &format!("must be {expected}"))));
+    }
+
+    /// The last line.
+    pub fn verdict(self, holds: bool) {
         line("");
-        if account.holds() {
+        if holds {
             line(&self.styled(Style::Good, "Nothing lost, nothing invented, nothing out of order."));
         } else {
-            line(&self.styled(Style::Bad, "A promise was broken: see the rows that must be 0."));
+            line(&self.styled(Style::Bad, "A promise was broken: see the rows that are not what they must be."));
         }
     }
 
@@ -130,6 +161,9 @@ pub fn say(text: &str) {
 }
 
 fn line(text: &str) {
+    if SILENT.load(Relaxed) {
+        return;
+    }
     // one write, so that lines of different threads never mix
     let _ = io::stdout().write_all(format!("{text}\n").as_bytes());
 }
@@ -150,9 +184,19 @@ pub struct Account {
 }
 
 impl Account {
-    /// Whether every promise was kept.
-    pub fn holds(&self) -> bool {
-        self.verdict.holds() && self.twice_after_stop == 0
+    /// As numbers of a chapter.
+    pub fn rows(&self) -> Vec<Row> {
+        let Verdict { written, delivered, lost, twice: _, inversions, phantoms, altered } = self.verdict;
+        let nothing = |what, number| Row::new(what, number, Expected::Exactly(0));
+        vec![
+            Row::new("events written", written, Expected::AtLeast(1)),
+            Row::new("events delivered", delivered, Expected::Exactly(written)),
+            nothing("lost", lost),
+            nothing("out of order per key", inversions),
+            nothing("phantom", phantoms),
+            nothing("altered", altered),
+            nothing("sent twice after the clean stop", self.twice_after_stop),
+        ]
     }
 }
 
@@ -189,7 +233,9 @@ mod tests {
 
     #[test]
     fn one_record_sent_again_after_a_clean_stop_breaks_the_promise() {
-        assert!(Account::default().holds());
-        assert!(!Account { twice_after_stop: 1, ..Account::default() }.holds());
+        let verdict = Verdict { written: 1, delivered: 1, ..Verdict::default() };
+        let account = Account { verdict, ..Account::default() };
+        assert!(account.rows().iter().all(|row| row.holds));
+        assert!(!Account { twice_after_stop: 1, ..account }.rows().iter().all(|row| row.holds));
     }
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::services::{
     kafka::Kafka,
@@ -46,7 +47,7 @@ fn the_demo_uses_a_real_broker_and_deletes_its_topics() {
     assert_table(&output);
     assert_gone(&folder(&output));
     let prefix = after(&output, "topics ").trim_end_matches(".*");
-    for name in ["naive", "order.placed", "stock.reserved", "order.cancelled"] {
+    for name in ["naive", "order.placed", "stock.reserved", "order.cancelled", "lesson.dual-write", "lesson.inbox"] {
         let topic = format!("{prefix}.{name}");
         wait_until(PATIENCE, &format!("{topic} is gone"), || kafka.partitions(&topic).is_none());
     }
@@ -56,7 +57,7 @@ fn the_demo_uses_a_real_broker_and_deletes_its_topics() {
 fn nothing_of_an_interrupted_or_killed_demo_is_left() {
     for end in ["INT", "KILL"] {
         let demo = Walpost::start_with(&["demo"], &[]);
-        demo.wait_for_log(PATIENCE, "2. The outbox");
+        demo.wait_for_log(PATIENCE, "2. An outbox");
         let folder = folder(&demo.log());
         assert!(!processes_in(&folder).is_empty(), "the server works in its folder");
         if end == "INT" {
@@ -70,7 +71,44 @@ fn nothing_of_an_interrupted_or_killed_demo_is_left() {
     }
 }
 
+/// What each chapter of the lesson must come to, by its own words.
+const CHAPTERS: [&[(&str, usize)]; 6] = [
+    &[("orders in the database", 100), ("deaths after COMMIT", 10), ("events in Kafka", 90)],
+    &[("orders in the database", 100), ("deaths after COMMIT", 10), ("events in Kafka", 100)],
+    &[
+        ("rolled back: orders in the database", 0),
+        ("rolled back: events in Kafka", 0),
+        ("committed: orders in the database", 1),
+        ("committed: events in Kafka", 1),
+    ],
+    &[("different events, by the header `id`", 100)],
+    &[("deliveries to the consumer, of which first", 1), ("actions in the database", 1)],
+    &[("attempts to read, change or delete, refused", 4), ("events written by outbox_emit", 1)],
+];
+
+#[test]
+fn each_chapter_can_be_told_alone_and_as_json() {
+    for (number, expected) in (1..).zip(CHAPTERS) {
+        let Ended { code, output } = Walpost::run_to_end(&["demo", "--json", "--chapter", &number.to_string()], &[]);
+        assert_eq!(code, Some(0), "{output}");
+        let told: Value = serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"));
+        assert_eq!(told["holds"], true);
+        let [chapter] = told["chapters"].as_array().expect("chapters").as_slice() else { panic!("{output}") };
+        assert_eq!(chapter["chapter"], number);
+        let rows = chapter["rows"].as_array().expect("rows");
+        for (what, measured) in expected {
+            let row = rows.iter().find(|row| row["what"] == *what).unwrap_or_else(|| panic!("no {what:?}: {output}"));
+            assert_eq!(row["measured"], *measured, "{what}: {output}");
+        }
+    }
+}
+
 fn assert_table(output: &str) {
+    for heading in
+        ["1. A dual write", "2. An outbox", "3. ROLLBACK", "4. The tailer", "5. One event", "6. The appl", "7. All"]
+    {
+        assert!(output.contains(heading), "no {heading:?} in\n{output}");
+    }
     for (name, number) in ROWS {
         let row = output.lines().find_map(|line| line.trim_start().strip_prefix(name));
         let row = row.unwrap_or_else(|| panic!("no row {name:?} in\n{output}"));

@@ -19,7 +19,7 @@ use super::{
 };
 
 /// How long a command that is to end by itself may take.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// What a command that ended by itself left.
 #[derive(Debug)]
