@@ -25,6 +25,8 @@ $walpost$;
 GRANT USAGE ON SCHEMA "public" TO walpost_relay;
 -- SELECT: init counts the rows that are older than the slot. DELETE: retention.
 GRANT SELECT, DELETE ON "public"."outbox" TO walpost_relay;
+-- What walpost remembers of its deliveries, so that retention knows which rows may go.
+GRANT SELECT, INSERT, UPDATE, DELETE ON "public"."walpost_delivered", "public"."walpost_dead_lettered" TO walpost_relay;
 
 -- Table and publication are best created by their owner: run `walpost init` once with the owner's connection string.
 -- To let walpost create a publication by itself (auto_create), it must own the table (ALTER TABLE ... OWNER TO

@@ -77,6 +77,9 @@ pub enum Command {
     /// Show slot, positions, lag and the last error
     #[command(after_help = "Example:\n  walpost status --format json")]
     Status(Report),
+    /// Delete delivered rows that are older than retention.keep, once and now
+    #[command(after_help = "Example:\n  walpost prune --dry-run\n  walpost prune --set retention.keep=7d")]
+    Prune(Prune),
     /// Events that could not be published: see why, and send them again
     #[command(
         after_help = "Example:\n  walpost dead-letters list\n  walpost dead-letters requeue 7f3c… --config /etc/walpost.toml"
@@ -121,6 +124,14 @@ pub struct Demo {
     /// A process of the demo's own: the shop that it kills
     #[arg(long, hide = true, num_args = 2, value_names = ["CONNINFO", "TOPIC"])]
     pub naive_shop: Vec<String>,
+}
+
+/// Flags of `prune`.
+#[derive(Debug, Args)]
+pub struct Prune {
+    /// Say how many rows would go, and delete nothing
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Flags of `init`.
@@ -218,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_help_of_each_command_shows_an_example() {
-        for name in ["", "run", "init", "check", "status", "demo"] {
+        for name in ["", "run", "init", "check", "status", "prune", "demo"] {
             let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
             let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
             assert!(help.contains("Example:\n"), "{name}: {help}");

@@ -6,7 +6,7 @@ use crate::{
     check,
     cli::{DeadLettersAction, Demo, Format},
     config::Config,
-    dead_letters_command, demo, init, status_command,
+    dead_letters_command, demo, init, prune_command, status_command,
 };
 
 /// What went wrong; printed with its causes.
@@ -39,6 +39,19 @@ pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
         Format::Text => print(&status),
         Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
+    Ok(0)
+}
+
+/// `walpost prune`
+pub fn prune(config: &Config, dry_run: bool) -> Result<u8, CommandError> {
+    let Some(retention) = config.retention else {
+        eprintln!(
+            "walpost: retention.keep is not set, so no row is ever too old; say how long delivered rows are kept: \
+             [retention] keep = \"7d\" in the file, WALPOST_RETENTION_KEEP=7d, or --set retention.keep=7d"
+        );
+        return Ok(2);
+    };
+    block_on(prune_command::run(config, retention, dry_run, |line| print(&line)))??;
     Ok(0)
 }
 

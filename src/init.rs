@@ -7,7 +7,9 @@ use tokio_postgres::Client;
 
 use crate::{
     config::{ColumnsConfig, Config, OutboxConfig, TableName},
+    error::chain,
     publication::{self, Fault, PublicationFound, quoted, table_list},
+    retention::record::{self, Record},
     source::slot::{self, CreateError},
     sql::{self, SqlError, quote_identifier, quote_literal},
 };
@@ -84,14 +86,37 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Creates what is missing of table, publication and slot. Each step is told to `done` as soon as it is over.
+/// Creates the tables in which walpost remembers what it has delivered. No event depends on them, only retention.
+async fn ensure_record(client: &Client, config: &Config) -> Result<Step, InitError> {
+    let record = Record::new(config);
+    let what = format!("tables {} and {}", record.delivered(), record.dead_lettered());
+    let names = [record.delivered().to_string(), record.dead_lettered().to_string()];
+    let there: bool = client
+        .query_one(RECORD_IS_THERE, &[&names[0], &names[1]])
+        .await
+        .map_err(|source| InitError::Statement { attempt: format!("look for {what}"), source })?
+        .get(0);
+    if there {
+        return Ok(Step::Found(what));
+    }
+    execute(client, &record.sql(), || format!("create {what}")).await?;
+    Ok(Step::Created(what))
+}
+
+const RECORD_IS_THERE: &str = "SELECT to_regclass($1::text) IS NOT NULL AND to_regclass($2::text) IS NOT NULL";
+
+/// Creates what is missing of tables, publication and slot. Each step is told to `done` as soon as it is over.
 pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<(), InitError> {
     let mut client = sql::connect(&config.postgres.conninfo).await?;
     for step in ensure_tables(&client, config).await? {
         done(step);
     }
+    done(ensure_record(&client, config).await?);
     done(ensure_publication(&client, config).await?);
     done(ensure_slot(&mut client, config).await?);
+    if let Err(error) = record::open(&client, config).await {
+        tracing::warn!(error = chain(&error), "retention will not know what was delivered");
+    }
     Ok(())
 }
 
@@ -106,7 +131,14 @@ pub fn print(config: &Config) -> String {
     }
     let mut schemas: Vec<String> = tables.iter().map(|table| quote_identifier(&table.schema)).collect();
     schemas.dedup();
-    let names = [("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
+    let record = Record::new(config);
+    parts.push(record.sql());
+    let names = [
+        ("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))),
+        (TABLE, table_list(&tables)),
+        (RECORD_TABLES[0], record.delivered().to_string()),
+        (RECORD_TABLES[1], record.dead_lettered().to_string()),
+    ];
     parts.push(substituted(ROLES, &names));
     parts.push(create_publication(&config.postgres.publication, &tables));
     parts.push(substituted(SLOT, &[("'walpost'", quote_literal(&config.postgres.slot))]));
@@ -190,6 +222,9 @@ fn is_default(outbox: &OutboxConfig) -> bool {
     let names = [id, event_type, payload, &key.name, &headers.name, &timestamp.name];
     names == ["id", "event_type", "payload", "key", "headers", "created_at"] && outbox.header_columns.is_empty()
 }
+
+/// How the files in `sql/` name the tables of the record.
+const RECORD_TABLES: [&str; 2] = [r#""public"."walpost_delivered""#, r#""public"."walpost_dead_lettered""#];
 
 /// How the files in `sql/` name the table.
 const TABLE: &str = r#""public"."outbox""#;

@@ -53,6 +53,7 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         Command::Init(init) => commands::init(config, init.print),
         Command::Check(report) => commands::check(config, report.format),
         Command::Status(report) => commands::status(config, report.format),
+        Command::Prune(prune) => commands::prune(config, prune.dry_run),
         Command::DeadLetters(letters) => commands::dead_letters(config, &letters.action),
         Command::Demo(_) => unreachable!("it has been shown before the configuration was read"),
     }

@@ -5,9 +5,11 @@ use tokio_postgres::Client;
 
 use crate::{
     config::Config,
+    error::chain,
     init::{self, InitError},
     lsn::Lsn,
     pipeline::{Catalog, SessionError},
+    retention::record,
     sql,
 };
 
@@ -37,6 +39,10 @@ async fn ensure(config: &Config) -> Result<Catalog, InitError> {
         if let init::Step::Created(what) = step {
             tracing::info!(what, "created");
         }
+    }
+    if let Err(error) = record::open(&client, config).await {
+        // nothing is lost: retention tells it again, and rows stay
+        tracing::debug!(error = chain(&error), "no record of what is delivered");
     }
     look(&client, config)
         .await

@@ -21,6 +21,7 @@ mod links;
 mod outbox;
 mod records;
 mod renames;
+mod retention;
 mod secured;
 mod servers;
 mod stream;
