@@ -321,7 +321,7 @@ pub struct Walk {
 }
 
 /// A batch is as large as can be deleted in about this time: whoever commits meanwhile waits that long at most.
-const BATCH_TIME: Duration = Duration::from_millis(2);
+const BATCH_TIME: Duration = Duration::from_millis(4);
 /// The size of the first.
 const FIRST_BATCH: u32 = 100;
 
@@ -405,7 +405,7 @@ impl Walk {
 
 /// How long to leave the server alone after a batch: nearly all of the time belongs to others.
 pub fn pause(batch_took: Duration) -> Duration {
-    (batch_took * 8).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    (batch_took * 5).clamp(Duration::from_millis(20), Duration::from_secs(1))
 }
 
 /// How many rows an outbox holds: counted where there are few, else as the server's statistics have it.

@@ -148,8 +148,9 @@ fn rows_of_a_long_transaction_wait_for_their_own_delivery() {
         outbox.wait_until_confirmed();
         (outbox, walpost, long)
     });
-    // several entries in the record are tried meanwhile
-    thread::sleep(PASSES);
+    stays(PASSES, "no younger row overtakes it", || {
+        sides.iter().all(|(outbox, ..)| count(outbox, "key = 'meanwhile'") == 3)
+    });
     kafka.freeze();
     let sides = sides.map(|(outbox, walpost, long)| {
         complete(async move { long.batch_execute("COMMIT").await }).expect("it commits");
@@ -347,7 +348,7 @@ fn a_rewrite_makes_no_row_delivered() {
         outbox.execute("ALTER TABLE outbox ALTER COLUMN payload TYPE jsonb USING payload::jsonb");
         insert(&outbox, "around", 1);
         outbox.wait_until_confirmed();
-        thread::sleep(PASSES);
+        stays(PASSES, "rows older than the slot stay", || count(&outbox, "key = 'older'") == 5);
         insert(&outbox, "second", 2);
         wait_until_count(&outbox, "key = 'second'", 0);
         assert_eq!(count(&outbox, "key = 'older'"), 5);
