@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-stages fmt
+.PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-stages bench-retention fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; C
 	@tests/services/fetch.sh >/dev/null
 	cargo test --test crash -- --nocapture whatever
 
-bench: bench-drain bench-latency bench-start bench-stages ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
+bench: bench-drain bench-latency bench-start bench-stages bench-retention ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
 
 bench-drain: ## Measure a backlog's way into Kafka: rate, CPU and memory
 bench-latency: ## Measure 1,000 transactions a second: insert to append in Kafka
@@ -38,6 +38,10 @@ bench-drain bench-latency bench-start:
 	@tests/services/setup.sh test
 	@tests/services/fetch.sh kafka >/dev/null
 	tests/bench/run.sh $(@:bench-%=%)
+
+bench-retention: ## Measure inserts beside `walpost prune` of 500,000 rows: p99
+	@tests/services/setup.sh test
+	cargo bench --bench retention
 
 bench-stages: ## Measure parser, encoder and tracker alone: ns an event
 	@tests/services/setup.sh demo

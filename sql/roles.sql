@@ -63,6 +63,14 @@ EXCEPTION WHEN undefined_table OR undefined_function THEN
     RAISE NOTICE 'there is no inbox: walpost init creates it';
 END
 $walpost$;
+-- What walpost remembers of its deliveries, so that retention knows which rows may go.
+DO $walpost$
+BEGIN
+    GRANT SELECT, INSERT, UPDATE, DELETE ON "public"."walpost_delivered", "public"."walpost_dead_lettered" TO walpost_relay;
+EXCEPTION WHEN undefined_table THEN
+    RAISE NOTICE 'there is no record of deliveries: walpost init creates it';
+END
+$walpost$;
 
 -- Table and publication are best created by their owner: run `walpost init` once with the owner's connection string.
 -- To let walpost create a publication by itself (auto_create), it must own the table (ALTER TABLE ... OWNER TO

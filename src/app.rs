@@ -12,12 +12,16 @@ use crate::{
     config::Config,
     observe::{self, Health, Metrics, Monitor, View},
     pipeline::{Signals, Wish},
+    retention::upkeep::Upkeep,
     sql,
     supervisor::{Ended, Shared, Supervisor},
 };
 
 /// How often the pipeline's thread shows that it is alive.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// How long the last record of what was delivered may take at a stop.
+const LAST_RECORD: Duration = Duration::from_secs(2);
 
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -41,15 +45,16 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let shared =
-        Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::new(Health::starting()) };
+    let shared = Shared {
+        metrics: Arc::new(Metrics::new()),
+        progress: Arc::default(),
+        health: Arc::new(Health::starting()),
+        witness: Arc::default(),
+    };
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
-    if config.retention.is_some() {
-        tracing::warn!("[retention] has no effect yet: nothing is pruned");
-    }
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         postgres = config.postgres.conninfo.redacted(),
@@ -70,6 +75,8 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         runtime.spawn(observe::http::serve(listener, view));
     }
     let mut prepared = supervisor.prepared.subscribe();
+    let (tell_stop, stop) = watch::channel(false);
+    let upkeep = runtime.spawn(Upkeep::new(config, &shared).run(supervisor.prepared.subscribe(), stop));
     let watched = config.clone();
     runtime.spawn(async move {
         // before, a slot that is missing is nothing to report
@@ -87,6 +94,8 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         })
         .map_err(StartError::Runtime)?;
     let ended = runtime.block_on(end);
+    tell_stop.send_replace(true);
+    let _ = runtime.block_on(async { tokio::time::timeout(LAST_RECORD, upkeep).await });
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;

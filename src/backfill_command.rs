@@ -53,8 +53,12 @@ pub async fn run(config: &Config, again: &Again, mut print: impl FnMut(String)) 
 
 /// Publishes until the brokers have all, an error needs a human, or a signal comes.
 pub async fn publish(config: &Config, fill: Box<Fill>) -> Result<Ended, StartError> {
-    let shared =
-        Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::new(Health::starting()) };
+    let shared = Shared {
+        metrics: Arc::new(Metrics::new()),
+        progress: Arc::default(),
+        health: Arc::new(Health::starting()),
+        witness: Arc::default(),
+    };
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (_tell_server, server) = watch::channel(ServerState::Unknown);
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };

@@ -94,6 +94,9 @@ pub enum Command {
     /// Decommission: drop the replication slot, then the publication; tables and rows stay
     #[command(after_help = "Example:\n  walpost drop         # says what it would do\n  walpost drop --yes")]
     Drop(Drop),
+    /// Delete delivered rows that are older than retention.keep, once and now
+    #[command(after_help = "Example:\n  walpost prune --dry-run\n  walpost prune --set retention.keep=7d")]
+    Prune(Prune),
     /// Events that could not be published: see why, and send them again
     #[command(
         after_help = "Example:\n  walpost dead-letters list\n  walpost dead-letters requeue 7f3c… --config /etc/walpost.toml"
@@ -165,6 +168,14 @@ pub struct Demo {
     /// A process of the demo's own: the shop that it kills
     #[arg(long, hide = true, num_args = 2, value_names = ["CONNINFO", "TOPIC"])]
     pub naive_shop: Vec<String>,
+}
+
+/// Flags of `prune`.
+#[derive(Debug, Args)]
+pub struct Prune {
+    /// Say how many rows would go, and delete nothing
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Flags of `init`.
@@ -285,7 +296,7 @@ mod tests {
 
     #[test]
     fn the_help_of_each_command_shows_an_example() {
-        for name in ["", "run", "init", "backfill", "check", "status", "peek", "drop", "demo"] {
+        for name in ["", "run", "init", "backfill", "check", "status", "peek", "prune", "drop", "demo"] {
             let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
             let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
             assert!(help.contains("Example:\n"), "{name}: {help}");

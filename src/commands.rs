@@ -8,7 +8,7 @@ use crate::{
     config::Config,
     dead_letters_command, demo, drop_command,
     init::{self, Step},
-    peek_command, status_command,
+    peek_command, prune_command, status_command,
     supervisor::Ended,
 };
 
@@ -69,6 +69,19 @@ pub fn drop(config: &Config, sure: bool) -> Result<u8, CommandError> {
     let found = block_on(drop_command::run(config, sure))??;
     print(&found);
     Ok(if sure || found.is_nothing() { 0 } else { 2 })
+}
+
+/// `walpost prune`
+pub fn prune(config: &Config, dry_run: bool) -> Result<u8, CommandError> {
+    let Some(retention) = config.retention else {
+        eprintln!(
+            "walpost: retention.keep is not set, so no row is ever too old; say how long delivered rows are kept: \
+             [retention] keep = \"7d\" in the file, WALPOST_RETENTION_KEEP=7d, or --set retention.keep=7d"
+        );
+        return Ok(2);
+    };
+    block_on(prune_command::run(config, retention, dry_run, |line| print(&line)))??;
+    Ok(0)
 }
 
 /// `walpost dead-letters`

@@ -3,13 +3,15 @@
 //! The statements are the files in `sql/`, with the configured names in place of the default ones. What exists is never
 //! altered: whether it will do is for `walpost check` to say.
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
     applications,
     backfill::{self, BackfillError, Fill, Slot},
     config::{ColumnsConfig, Config, OutboxConfig, TableName},
+    error::chain,
     publication::{self, Fault, PublicationFound, quoted, table_list},
+    retention::record::{self, Record},
     sql::{self, SqlError, quote_identifier, quote_literal},
 };
 
@@ -93,8 +95,33 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Creates what is missing of table, functions, publication and slot. Each step is told to `done` as soon as it is over. The slot is the
-/// last, and may need rows to be published first: those are returned.
+/// Creates the tables in which walpost remembers what it has delivered. No event depends on them, only retention.
+async fn ensure_record(client: &Client, config: &Config) -> Result<Step, InitError> {
+    let record = Record::new(config);
+    let what = format!("tables {} and {}", record.delivered(), record.dead_lettered());
+    let names = [record.delivered().to_string(), record.dead_lettered().to_string()];
+    let there: bool = client
+        .query_one(RECORD_IS_THERE, &[&names[0], &names[1]])
+        .await
+        .map_err(|source| InitError::Statement { attempt: format!("look for {what}"), source })?
+        .get(0);
+    if there {
+        return Ok(Step::Found(what));
+    }
+    match client.batch_execute(&record.sql()).await {
+        Ok(()) => Ok(Step::Created(what)),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let why = "permission denied; retention needs them: run walpost init as the schema's owner".to_owned();
+            Ok(Step::LeftOut { what, why })
+        }
+        Err(source) => Err(InitError::Statement { attempt: format!("create {what}"), source }),
+    }
+}
+
+const RECORD_IS_THERE: &str = "SELECT to_regclass($1::text) IS NOT NULL AND to_regclass($2::text) IS NOT NULL";
+
+/// Creates what is missing of table, functions, publication and slot. Each step is told to `done` as soon as it is over.
+/// The slot is the last, and may need rows to be published first: those are returned.
 pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<Box<Fill>>, InitError> {
     let client = sql::connect(&config.postgres.conninfo).await?;
     for step in ensure_tables(&client, config).await? {
@@ -103,8 +130,9 @@ pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<B
     for step in applications::ensure(&client, config).await? {
         done(step);
     }
+    done(ensure_record(&client, config).await?);
     done(ensure_publication(&client, config).await?);
-    Ok(match backfill::ensure_slot(&client, config).await? {
+    let pending = match backfill::ensure_slot(&client, config).await? {
         Slot::Behind(fill) => Some(fill),
         Slot::Found => {
             done(Step::Found(slot_text(config)));
@@ -114,7 +142,11 @@ pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<B
             done(Step::Created(slot_text(config)));
             None
         }
-    })
+    };
+    if let Err(error) = record::open(&client, config).await {
+        tracing::warn!(error = chain(&error), "retention will not know what was delivered");
+    }
+    Ok(pending)
 }
 
 /// The same as SQL, with the roles that [`run`] does not create.
@@ -129,8 +161,12 @@ pub fn print(config: &Config) -> String {
     parts.extend(applications::print(config));
     let schemas: Vec<String> = applications::schemas(config).into_iter().map(quote_identifier).collect();
     let granted = applications::granted(config);
+    let record = Record::new(config);
+    parts.push(record.sql());
     let mut names = vec![("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
     names.extend(granted.iter().map(|(default, names)| (default.as_str(), names.clone())));
+    names.push((RECORD_TABLES[0], record.delivered().to_string()));
+    names.push((RECORD_TABLES[1], record.dead_lettered().to_string()));
     parts.push(substituted(ROLES, &names));
     parts.push(create_publication(&config.postgres.publication, &tables));
     parts.push(substituted(SLOT, &[("'walpost'", quote_literal(&config.postgres.slot))]));
@@ -207,6 +243,9 @@ pub(crate) fn is_default(outbox: &OutboxConfig) -> bool {
     let names = [id, event_type, payload, &key.name, &headers.name, &timestamp.name];
     names == ["id", "event_type", "payload", "key", "headers", "created_at"] && outbox.header_columns.is_empty()
 }
+
+/// How the files in `sql/` name the tables of the record.
+const RECORD_TABLES: [&str; 2] = [r#""public"."walpost_delivered""#, r#""public"."walpost_dead_lettered""#];
 
 /// How the files in `sql/` name the table.
 pub(crate) const TABLE: &str = r#""public"."outbox""#;

@@ -56,6 +56,7 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         Command::Status(report) => commands::status(config, report.format),
         Command::Peek(peek) => commands::peek(config, peek.limit),
         Command::Drop(drop) => commands::drop(config, drop.yes),
+        Command::Prune(prune) => commands::prune(config, prune.dry_run),
         Command::DeadLetters(letters) => commands::dead_letters(config, &letters.action),
         Command::Demo(_) => unreachable!("it has been shown before the configuration was read"),
     }

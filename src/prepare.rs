@@ -6,9 +6,11 @@ use tokio_postgres::Client;
 use crate::{
     backfill::{self, Fill, Slot},
     config::Config,
+    error::chain,
     init::{self, InitError},
     lsn::Lsn,
     pipeline::{Catalog, SessionError},
+    retention::record,
     sql,
 };
 
@@ -48,6 +50,10 @@ async fn ensure(config: &Config) -> Result<Prepared, InitError> {
     } else {
         init::check_publication(&client, config).await?;
         backfill::settle(&client, config).await?;
+    }
+    if let Err(error) = record::open(&client, config).await {
+        // nothing is lost: retention tells it again, and rows stay
+        tracing::debug!(error = chain(&error), "no record of what is delivered");
     }
     look(&client, config)
         .await

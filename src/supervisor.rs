@@ -18,6 +18,7 @@ use crate::{
     observe::{Health, Metrics, Part, Progress},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
     prepare::{Prepared, prepare},
+    retention::Witness,
     sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
     source::{
         Replication, SourceError, Wire,
@@ -61,6 +62,8 @@ pub struct Shared {
     pub progress: Arc<Progress>,
     /// What is wrong.
     pub health: Arc<Health>,
+    /// What retention must know of the stream.
+    pub witness: Arc<Witness>,
 }
 
 /// How a session that did not fail was over.
@@ -255,7 +258,9 @@ impl Supervisor {
         let (kafka, limits) = (&self.config.kafka, self.config.limits);
         let client_id = format!("walpost-{}", self.config.postgres.slot);
         let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
-        KafkaSink::start(kafka, limits, self.sending, &client_id, watchers)
+        let mut sink = KafkaSink::start(kafka, limits, self.sending, &client_id, watchers)?;
+        sink.tell_of_dead_letters(Arc::clone(&self.shared.witness.buried));
+        Ok(sink)
     }
 
     async fn connect(&mut self) -> Result<Reached, SessionError> {
@@ -306,6 +311,7 @@ impl Supervisor {
             return Err(SourceError::OtherSystem { before: before.clone(), now: found.system.clone() });
         }
         let ours = self.shared.progress.confirmed_lsn();
+        self.shared.witness.session_begins(found.confirmed, ours);
         if ours > Lsn::ZERO && found.confirmed > ours {
             let reason = format!(
                 "the slot was moved from {ours} to {} while walpost was away: events in between may not have been published",

@@ -5,6 +5,7 @@
 
 mod findings;
 mod kafka;
+mod retention;
 mod server;
 mod slot;
 mod table;
@@ -71,6 +72,7 @@ async fn look(client: &Client, config: &Config, findings: &mut Findings) -> Resu
         slot::replica_identity(client, &config.postgres.publication, findings).await?;
     }
     slot::judge(&slot, &server, config, findings);
+    retention::check(client, config, &tables, findings).await?;
     if slot.is_missing() && config.postgres.auto_create {
         table::older_rows(client, config, &tables, findings).await?;
     }

@@ -291,6 +291,8 @@ pub struct RetentionConfig {
     pub batch: u32,
     /// Time from one pass to the next, 1 s to 1 day. Default 1 minute.
     pub interval: Duration,
+    /// How long rows of dead-lettered events are kept, at least `keep`. Default `None`: for ever.
+    pub keep_dead_lettered: Option<Duration>,
 }
 
 /// `[shutdown]`

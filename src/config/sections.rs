@@ -322,15 +322,24 @@ fn retention(section: &mut Section<'_>) -> Option<RetentionConfig> {
     let keep = section.duration("keep", &(Duration::ZERO..=3650 * DAY));
     let batch = section.integer("batch", 1_000, &(1..=100_000));
     let interval = section.duration("interval", &(Duration::from_secs(1)..=DAY));
+    let keep_dead = section.duration("keep_dead_lettered", &(Duration::ZERO..=3650 * DAY));
     let minute = Located { value: Duration::from_mins(1), at: Origin::Unset };
     let interval = interval.unwrap_or(minute);
-    for (key, at) in [("batch", &batch.at), ("interval", &interval.at)] {
+    let dead_at = keep_dead.as_ref().map_or(&Origin::Unset, |keep| &keep.at);
+    for (key, at) in [("batch", &batch.at), ("interval", &interval.at), ("keep_dead_lettered", dead_at)] {
         if keep.is_none() && *at != Origin::Unset {
             section.fault(at, key, "has no effect without retention.keep", "set retention.keep, for example 7d");
         }
     }
+    if let (Some(keep), Some(dead)) = (&keep, &keep_dead)
+        && dead.value < keep.value
+    {
+        let remedy = "set it to at least retention.keep, or leave it out to keep such rows for ever";
+        section.fault(dead_at, "keep_dead_lettered", "is shorter than retention.keep", remedy);
+    }
     let batch = u32::try_from(batch.value).unwrap_or(1_000);
-    keep.map(|keep| RetentionConfig { keep: keep.value, batch, interval: interval.value })
+    let keep_dead_lettered = keep_dead.map(|keep| keep.value);
+    keep.map(|keep| RetentionConfig { keep: keep.value, batch, interval: interval.value, keep_dead_lettered })
 }
 
 fn http(section: &mut Section<'_>) -> HttpConfig {

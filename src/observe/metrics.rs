@@ -50,6 +50,10 @@ pub struct Metrics {
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
+    /// `walpost_pruned_rows_total`
+    pub pruned_rows: IntCounter,
+    /// `walpost_outbox_rows`: absent until a retention pass has looked
+    pub outbox_rows: IntGaugeVec,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
     states: States,
@@ -120,6 +124,22 @@ impl Metrics {
                 "producer_restarts_total",
                 "Kafka producers rebuilt after a fatal error, by reason.",
                 &["reason"],
+            ),
+            pruned_rows: register(
+                &registry,
+                IntCounter::new("pruned_rows_total", "Delivered rows that retention deleted from the outbox tables.")
+                    .expect("the name is legal"),
+            ),
+            outbox_rows: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "outbox_rows",
+                        "Rows in the outbox tables at the last retention pass; above 10,000 as the server estimates.",
+                    ),
+                    &[],
+                )
+                .expect("the name is legal"),
             ),
             halted: register(
                 &registry,
@@ -325,6 +345,7 @@ mod tests {
         metrics.dead_lettered.with_label_values(&["orders", "too_large"]).inc();
         metrics.producer_restarts.with_label_values(&["fatal"]).inc();
         metrics.halted.with_label_values(&["poison"]).set(1.0);
+        metrics.outbox_rows.with_label_values::<&str>(&[]).set(3);
         let mut observation = seen(100, 90);
         if let SlotState::Present(slot) = &mut observation.slot {
             slot.safe_wal_bytes = Some(-3);
@@ -352,6 +373,8 @@ mod tests {
             "other_table_rows_total",
             "reconnects_total",
             "producer_restarts_total",
+            "pruned_rows_total",
+            "outbox_rows",
             "halted",
             "build_info",
         ] {

@@ -122,9 +122,14 @@ impl DeadLetter {
     pub fn tell(&self) {
         static SPARSE: Sparse = Sparse::new();
         let Some(untold) = SPARSE.turn() else { return };
-        let event_id = String::from_utf8_lossy(self.headers.get(b"id").unwrap_or_default());
+        let event_id = String::from_utf8_lossy(self.event_id());
         let (topic, reason) = (&self.meant_for, self.reason);
         tracing::warn!(%event_id, topic, reason, untold, "an event goes to the dead-letter topic");
+    }
+
+    /// The event's id; empty where the row had none.
+    pub fn event_id(&self) -> &[u8] {
+        self.headers.get(b"id").unwrap_or_default()
     }
 
     /// How it is counted.
@@ -140,7 +145,7 @@ impl DeadLetter {
             value: self.value.as_deref(),
             headers: &self.headers,
             timestamp_ms: self.timestamp_ms,
-            event_id: self.headers.get(b"id").unwrap_or_default(),
+            event_id: self.event_id(),
             dead: Some(self.dead()),
         }
     }

@@ -26,7 +26,7 @@ use rdkafka::{
 use tokio::time::Instant;
 
 use super::{
-    Delivered, Queued, Sink, SinkError,
+    Buried, Delivered, Queued, Sink, SinkError,
     dead_letter::DeadLetters,
     isolation::Isolation,
     kafka_error,
@@ -83,6 +83,8 @@ pub struct KafkaSink {
     topics: Topics,
     isolation: Option<Isolation>,
     dead_letters: Option<DeadLetters>,
+    /// Told of every event that becomes a dead letter, before it can count as delivered.
+    buried: Arc<Buried>,
     delivered: Delivered,
     /// The furthest position that anything handed over belongs to.
     furthest: Lsn,
@@ -137,6 +139,7 @@ impl KafkaSink {
                 Mode::Isolate { until } => Some(Isolation::until(until)),
             },
             dead_letters: config.dead_letter_topic.as_ref().map(dead_letters),
+            buried: Arc::default(),
             delivered: Delivered::default(),
             furthest: Lsn::ZERO,
             last_delivery: Instant::now(),
@@ -155,6 +158,11 @@ impl KafkaSink {
     /// True while nothing was ever handed over: then another session may begin with this producer.
     pub fn is_fresh(&self) -> bool {
         self.furthest == Lsn::ZERO
+    }
+
+    /// Where dead letters are noted.
+    pub fn tell_of_dead_letters(&mut self, buried: Arc<Buried>) {
+        self.buried = buried;
     }
 
     /// Remembers what earlier sessions have met: a topic that refused records, and what the brokers have beyond the slot.
@@ -274,6 +282,7 @@ impl Sink for KafkaSink {
         let Some(mut account) = self.topics.number(record.topic)? else { return Ok(Queued::Full) };
         if let Some(dead) = record.dead {
             account = self.topics.dead_number(account, dead);
+            self.buried.note(record.event_id);
         }
         let weight = u32::try_from(record.weight()).unwrap_or(u32::MAX);
         let identity = self.delivered.identity(position, record.event_id);

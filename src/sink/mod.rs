@@ -4,6 +4,7 @@
 //! source of what may be confirmed. It knows nothing of Postgres. The shape leaves room for a sink whose position is
 //! written in the same Kafka transaction as the records.
 
+mod buried;
 mod dead_letter;
 mod delivered;
 mod isolation;
@@ -18,6 +19,7 @@ mod topics;
 use std::future::Future;
 
 use crate::{encode::Record, event::Position, lsn::Lsn};
+pub use buried::{Buried, Ids};
 pub use delivered::Delivered;
 pub use kafka::{KafkaSink, Mode, Sending};
 pub use settings::{admin_config, client_config};

@@ -25,6 +25,7 @@ mod outbox;
 mod peek;
 mod records;
 mod renames;
+mod retention;
 mod secured;
 mod servers;
 mod stream;

@@ -6,7 +6,7 @@
 //!
 //! All functions block and may be called from async tests as well.
 
-mod account;
+pub mod account;
 pub mod certificates;
 pub mod database;
 pub mod http;

@@ -58,6 +58,7 @@ impl KafkaSink {
             isolation.convict();
         }
         letter.tell();
+        self.buried.note(letter.event_id());
         if let Some(letters) = &mut self.dead_letters {
             letters.waiting.push_back(letter);
         }
