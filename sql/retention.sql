@@ -1,7 +1,7 @@
--- What walpost remembers of what it has delivered, so that retention can tell delivered rows of the outbox from others, also
--- after a restart. Small: one row for each table (or partition) and each time that walpost could not know what had become of
--- the slot meanwhile. To empty these tables is safe: rows written before then stay in the outbox until someone deletes them.
--- Only walpost and the owner may write here: rows of the outbox are deleted by what stands here.
+-- What walpost remembers of what it has delivered, so that retention can tell delivered rows of the outbox from others,
+-- also after a restart. Small: one row for each table (or partition) and each time that walpost could not know what had
+-- become of the slot meanwhile. To empty these tables is safe: rows written before then stay in the outbox until
+-- someone deletes them. Only walpost and the owner may write here: rows of the outbox are deleted by what stands here.
 -- `walpost init` runs this file with the configured schema. It may be run again.
 
 CREATE TABLE IF NOT EXISTS "public"."walpost_delivered" (

@@ -1,7 +1,7 @@
 //! `walpost prune`: one retention pass now.
 //!
-//! What was delivered stands in the record that `walpost run` keeps. A `run` that streams is given a moment to bring it up to
-//! date; without one, only what is recorded goes.
+//! What was delivered stands in the record that `walpost run` keeps. A `run` that streams is given a moment to bring it
+//! up to date; without one, only what is recorded goes.
 
 use std::{fmt::Display, time::Duration};
 

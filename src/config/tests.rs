@@ -182,6 +182,18 @@ fn all_faults_are_reported_at_once_with_their_places() {
 }
 
 #[test]
+fn dead_letters_rows_are_kept_for_ever_or_at_least_as_long_as_others() {
+    let retention = |text: &str| file(&format!("[retention]\n{text}"));
+    assert_eq!(retention("keep = '7d'").unwrap().retention.unwrap().keep_dead_lettered, None);
+    let thirty = retention("keep = '7d'\nkeep_dead_lettered = '30d'").unwrap().retention.unwrap();
+    assert_eq!(thirty.keep_dead_lettered, Some(Duration::from_hours(30 * 24)));
+    let text = faults(retention("keep = '7d'\nkeep_dead_lettered = '1d'"));
+    assert!(text.contains("retention.keep_dead_lettered (walpost.toml:3): is shorter than retention.keep"), "{text}");
+    let text = faults(retention("keep_dead_lettered = '1d'"));
+    assert!(text.contains("keep_dead_lettered (walpost.toml:2): has no effect without retention.keep"), "{text}");
+}
+
+#[test]
 fn unknown_keys_name_the_nearest_known_one() {
     let text = faults(file("[postgres]\nslott = 'x'\n[kafkaa]\nx = 1\n[outbox]\nslot = 'x'\n[outbox.column]\nid='a'"));
     for expected in [

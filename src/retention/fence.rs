@@ -1,15 +1,15 @@
 //! The retention fence: which transactions are known to have been delivered. Pure.
 //!
-//! A look at the server gives two xids and a position: every transaction below `oldest_running` has ended, and, as the position
-//! is read afterwards, its commit record lies before it. Once walpost has confirmed that position, all of them that committed
-//! since walpost took over the slot have been delivered. Transactions from `next` on, at the look, had not begun: their commit
-//! records lie behind every position that was known before the look.
+//! A look at the server gives two xids and a position: every transaction below `oldest_running` has ended, and, as the
+//! position is read afterwards, its commit record lies before it. Once walpost has confirmed that position, all of them
+//! that committed since walpost took over the slot have been delivered. Transactions from `next` on, at the look, had
+//! not begun: their commit records lie behind every position that was known before the look.
 //!
-//! Xids rather than snapshots: a row written under a savepoint has a sub-xid, which no snapshot lists; but it is always larger
-//! than that of its transaction, so a transaction that runs keeps all of its rows above `oldest_running`.
+//! Xids rather than snapshots: a row written under a savepoint has a sub-xid, which no snapshot lists; but it is always
+//! larger than that of its transaction, so a transaction that runs keeps all of its rows above `oldest_running`.
 //!
-//! Invariant: a row is in `since..until` of an [`Interval`] only if its transaction's commit was streamed and confirmed by a
-//! walpost that owned the slot all the way from before it.
+//! Invariant: a row is in `since..until` of an [`Interval`] only if its transaction's commit was streamed and confirmed
+//! by a walpost that owned the slot all the way from before it.
 
 use crate::lsn::Lsn;
 
@@ -74,8 +74,8 @@ impl Fence {
         Self { intervals, waiting: None, wanted: 0 }
     }
 
-    /// Where nobody knows yet what became of the slot: what a stream that begins at `slot`, which was read before the look, may
-    /// be counted from. Returns the intervals that are new.
+    /// Where nobody knows yet what became of the slot: what a stream that begins at `slot`, which was read before the
+    /// look, may be counted from. Returns the intervals that are new.
     pub fn open(&mut self, look: &Look, slot: Lsn) -> Vec<Interval> {
         self.begin(look, slot)
     }
@@ -116,7 +116,8 @@ impl Fence {
         begun
     }
 
-    /// A leaf without an interval that a stream from `begun` continues gets one: from the first transaction that had not begun.
+    /// A leaf without an interval that a stream from `begun` continues gets one: from the first transaction that had
+    /// not begun.
     fn begin(&mut self, look: &Look, begun: Lsn) -> Vec<Interval> {
         self.intervals.retain(|interval| look.leaves.contains(&interval.leaf) && begun <= interval.confirmed);
         let mut fresh = Vec::new();
@@ -129,7 +130,8 @@ impl Fence {
         fresh
     }
 
-    /// Something was delivered of which the rows cannot be told from others: what was written up to now counts as unproven.
+    /// Something was delivered of which the rows cannot be told from others: what was written up to now counts as
+    /// unproven.
     pub fn forget(&mut self) {
         self.intervals.clear();
         self.waiting = None;

@@ -1,8 +1,9 @@
 //! A pass: deletes rows that are old enough and known to be delivered, a small batch at a time.
 //!
-//! One statement is one batch and one transaction: it takes the lock that keeps two cleaners apart, picks rows by age and by the
-//! record of what was delivered, and deletes exactly these. Where the role may lock rows, rows that someone else holds are
-//! skipped; where it may only delete, a held row costs a short wait, then the batch shrinks and goes around it.
+//! One statement is one batch and one transaction: it takes the lock that keeps two cleaners apart, picks rows by age
+//! and by the record of what was delivered, and deletes exactly these. Where the role may lock rows, rows that someone
+//! else holds are skipped; where it may only delete, a held row costs a short wait, then the batch shrinks and goes
+//! around it.
 
 use std::time::Duration;
 
@@ -15,9 +16,11 @@ use crate::{
     sql::{quote_identifier, quote_literal},
 };
 
-/// Settings of a link that deletes. The statements are short, and compiling one (`jit`) would take longer than it runs. A deletion that a crash of the server undoes is done again, so nobody waits for its flush.
+/// Settings of a link that deletes. The statements are short, and compiling one (`jit`) would take longer than it runs.
+/// A deletion that a crash of the server undoes is done again, so nobody waits for its flush.
 pub const SETTINGS: &str =
-    "SET lock_timeout = '200ms'; SET statement_timeout = '30s'; SET synchronous_commit = off; SET jit = off; SET plan_cache_mode = force_custom_plan;
+    "SET lock_timeout = '200ms'; SET statement_timeout = '30s'; SET synchronous_commit = off; SET jit = off;
+    SET plan_cache_mode = force_custom_plan;
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off";
 
 /// Why a table cannot be pruned.
@@ -227,8 +230,9 @@ struct Statements<'a> {
 }
 
 impl Statements<'_> {
-    /// The row's transaction was delivered. A row shows 32 bits of its xid; the rest follows from the server's present one. On a
-    /// server that has used more than four billion, a row from before may look like a new one: there its time must fit as well.
+    /// The row's transaction was delivered. A row shows 32 bits of its xid; the rest follows from the server's present
+    /// one. On a server that has used more than four billion, a row from before may look like a new one: there its time
+    /// must fit as well.
     fn proven(&self) -> String {
         format!(
             "c.xmin::text::bigint > 2 AND EXISTS (

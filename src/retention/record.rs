@@ -1,7 +1,7 @@
 //! The record of what was delivered: two tables beside the (first) outbox, and the looks at the server that feed them.
 //!
-//! It lies in the same database as the rows that it speaks of, so a crash, a failover or a restore to a point in time takes
-//! both back together: a record that is there was written after the commits that it vouches for.
+//! It lies in the same database as the rows that it speaks of, so a crash, a failover or a restore to a point in time
+//! takes both back together: a record that is there was written after the commits that it vouches for.
 
 use tokio_postgres::{Client, error::SqlState};
 
@@ -93,8 +93,8 @@ impl Record {
         &self.slot
     }
 
-    /// Whether the tables are there, in hands that are trusted, and may be written. What anyone could have put there proves
-    /// nothing.
+    /// Whether the tables are there, in hands that are trusted, and may be written. What anyone could have put there
+    /// proves nothing.
     pub async fn inspect(&self, client: &Client, outbox: &TableName) -> Result<(), RecordError> {
         for table in [&self.delivered, &self.dead_lettered] {
             let unusable = |what: String, fix: String| Err(RecordError::Unusable { what, fix });
@@ -280,8 +280,8 @@ async fn look_in_one_snapshot(
     Ok(Some((oldest_running, next, leaves)))
 }
 
-/// Before the first stream of a process: creates the tables where that is wanted and allowed, and notes from where on rows can
-/// be told to be delivered. A slot that someone streams from is left to whoever does.
+/// Before the first stream of a process: creates the tables where that is wanted and allowed, and notes from where on
+/// rows can be told to be delivered. A slot that someone streams from is left to whoever does.
 pub async fn open(client: &Client, config: &Config) -> Result<(), RecordError> {
     let record = Record::new(config);
     let Some(outbox) = config.outboxes.first() else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! [`Upkeep`]: the task of `walpost run` that keeps the record of what was delivered, and deletes by it on a schedule.
 //!
-//! It has a link of its own, open while there is something to do. Whatever fails is tried again later: nothing depends on it
-//! but the size of the table.
+//! It has a link of its own, open while there is something to do. Whatever fails is tried again later: nothing depends
+//! on it but the size of the table.
 
 use std::{sync::Arc, time::Duration};
 
@@ -204,8 +204,8 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Where the stream and the slot stand, and how many transactions were delivered before. `None` while there is no stream or
-    /// no slot.
+    /// Where the stream and the slot stand, and how many transactions were delivered before. `None` while there is no
+    /// stream or no slot.
     async fn standing(&self, client: &Client) -> Result<Option<(Standing, u64)>, UpkeepError> {
         let Some(begun) = self.witness.begun() else { return Ok(None) };
         let delivered = self.metrics.transactions.get();

@@ -16,15 +16,16 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// A session begins at `found`, the slot's position; `ours` is what this process has confirmed itself, `0/0` before the
-    /// first time. A slot that stands further than that was moved by someone else.
+    /// A session begins at `found`, the slot's position; `ours` is what this process has confirmed itself, `0/0` before
+    /// the first time. A slot that stands further than that was moved by someone else.
     pub fn session_begins(&self, found: Lsn, ours: Lsn) {
         if ours == Lsn::ZERO || found > ours {
             self.begun.store(found.0, SeqCst);
         }
     }
 
-    /// Everything committed from here to what this process has confirmed was delivered by it; `None` before the first session.
+    /// Everything committed from here to what this process has confirmed was delivered by it; `None` before the first
+    /// session.
     pub fn begun(&self) -> Option<Lsn> {
         Some(Lsn(self.begun.load(SeqCst))).filter(|lsn| *lsn > Lsn::ZERO)
     }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// More than this are not remembered: then it is only known that there were too many.
 const MOST: usize = 20_000;
 
-/// Ids that were noted and not yet taken. An id is noted before its event counts as delivered, so whoever first reads what is
-/// delivered and then takes the ids has those of every dead letter among it.
+/// Ids that were noted and not yet taken. An id is noted before its event counts as delivered, so whoever first reads
+/// what is delivered and then takes the ids has those of every dead letter among it.
 #[derive(Debug, Default)]
 pub struct Buried(Mutex<Ids>);
 

@@ -1,7 +1,7 @@
 //! *retention*: 500,000 expired rows go beside live inserts; what that does to the time an insert takes.
 //!
-//! While writers insert at a steady rate, `walpost prune` is frozen and let go every two seconds, so that a busy moment of the machine
-//! falls into both kinds of phases alike. No broker is needed: the record of what was delivered is
+//! While writers insert at a steady rate, `walpost prune` is frozen and let go every two seconds, so that a busy moment
+//! of the machine falls into both kinds of phases alike. No broker is needed: the record of what was delivered is
 //! written by hand, and it is Postgres that works.
 #![expect(
     clippy::cast_precision_loss,

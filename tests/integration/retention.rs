@@ -50,8 +50,8 @@ fn run(outbox: &Outbox<'_>, args: &[&str], env: &[(&str, &str)]) -> Ended {
     Walpost::run_to_end(args, &all)
 }
 
-/// Cases 14 and 49: a row's age proves nothing, only its delivery does. Rows that say they are old are deleted once they are
-/// delivered, and not a moment before, however long the broker is away.
+/// Cases 14 and 49: a row's age proves nothing, only its delivery does. Rows that say they are old are deleted once
+/// they are delivered, and not a moment before, however long the broker is away.
 #[test]
 fn rows_stay_while_the_broker_is_away_and_go_once_they_are_delivered() {
     let kafka = victim();
@@ -78,8 +78,8 @@ fn rows_stay_while_the_broker_is_away_and_go_once_they_are_delivered() {
     }
 }
 
-/// Case 8: rows that are older than the slot were never delivered through it; nor were those that were written while there was
-/// none.
+/// Case 8: rows that are older than the slot were never delivered through it; nor were those that were written while
+/// there was none.
 #[test]
 fn rows_that_are_older_than_the_slot_or_than_one_made_anew_stay() {
     at_both_ends(|version| {
@@ -130,8 +130,8 @@ fn rows_that_were_skipped_by_hand_stay() {
     });
 }
 
-/// Case 14: a transaction that is open while later ones are delivered and deleted, with a row under a savepoint, whose xid no
-/// snapshot lists. It commits while the broker is away.
+/// Case 14: a transaction that is open while later ones are delivered and deleted, with a row under a savepoint, whose
+/// xid no snapshot lists. It commits while the broker is away.
 #[test]
 fn rows_of_a_long_transaction_wait_for_their_own_delivery() {
     let kafka = victim();
@@ -259,7 +259,8 @@ fn a_role_with_the_granted_rights_alone_is_enough() {
         let walpost = outbox.relay(&[("WALPOST_POSTGRES_URL", url.as_str())]);
         insert(&outbox, "held", 1);
         insert(&outbox, "others", 40);
-        let recorded = "NOT EXISTS (SELECT FROM outbox o WHERE o.xmin::text::bigint >= (SELECT max(until) FROM walpost_delivered))";
+        let recorded = "NOT EXISTS (SELECT FROM outbox o
+            WHERE o.xmin::text::bigint >= (SELECT max(until) FROM walpost_delivered))";
         outbox.wait_until_true(PATIENCE, recorded);
         let (holder, lock) = (outbox.database.connect(), "BEGIN; SELECT FROM outbox WHERE key = 'held' FOR UPDATE");
         let holder = complete(async move { holder.batch_execute(lock).await.map(|()| holder) }).expect("a lock");
@@ -275,7 +276,8 @@ fn a_role_with_the_granted_rights_alone_is_enough() {
     });
 }
 
-/// Case 51: rows of dead-lettered events have a retention of their own. The value of one that was too large is nowhere else.
+/// Case 51: rows of dead-lettered events have a retention of their own. The value of one that was too large is nowhere
+/// else.
 #[test]
 fn rows_of_dead_letters_have_a_retention_of_their_own() {
     at_both_ends(|version| {
@@ -304,8 +306,8 @@ fn rows_of_dead_letters_have_a_retention_of_their_own() {
     });
 }
 
-/// Rows of a partitioned outbox go through its root; those of a partition that was filled before it was attached were never
-/// published, and stay.
+/// Rows of a partitioned outbox go through its root; those of a partition that was filled before it was attached were
+/// never published, and stay.
 #[test]
 fn rows_go_through_the_root_of_a_partitioned_outbox() {
     let table = "
@@ -355,7 +357,8 @@ fn a_rewrite_makes_no_row_delivered() {
     });
 }
 
-/// A table that applications leave empty is no trouble, and neither is one without a primary key: rows are told apart by place.
+/// A table that applications leave empty is no trouble, and neither is one without a primary key: rows are told apart
+/// by place.
 #[test]
 fn an_outbox_that_stays_empty_and_one_without_a_key_are_served() {
     at_both_ends(|version| {
@@ -399,8 +402,8 @@ fn check_says_what_retention_lacks() {
     outbox.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// A row shows 32 bits of its xid. Once a server has used them all, one that has stayed for four billion transactions looks
-/// like a new one: so there its own time must speak for it as well.
+/// A row shows 32 bits of its xid. Once a server has used them all, one that has stayed for four billion transactions
+/// looks like a new one: so there its own time must speak for it as well.
 #[test]
 fn past_four_billion_transactions_an_xid_alone_proves_nothing() {
     let server = Postgres::start(Version::System, &Settings::default());
