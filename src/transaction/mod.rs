@@ -49,6 +49,10 @@ mod sealed {
 
 /// A statement with its parameters, numbered from 1.
 #[doc(hidden)]
+#[cfg_attr(
+    not(any(feature = "tokio-postgres", feature = "sqlx", feature = "diesel-async")),
+    expect(dead_code, reason = "a library's transaction reads it")
+)]
 #[derive(Debug)]
 pub struct Statement {
     pub(crate) sql: String,
@@ -56,6 +60,10 @@ pub struct Statement {
 }
 
 /// Of a type that every library knows without asking the server.
+#[cfg_attr(
+    not(any(feature = "tokio-postgres", feature = "sqlx", feature = "diesel-async")),
+    expect(dead_code, reason = "a library's transaction reads it")
+)]
 #[derive(Debug)]
 pub(crate) enum Parameter {
     /// `text`
