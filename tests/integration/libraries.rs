@@ -252,3 +252,59 @@ fn what_the_server_refuses_is_told_with_its_code() {
     });
     assert_eq!(code.as_deref(), Some("22P02"));
 }
+
+#[test]
+fn many_events_are_one_statement_and_keep_their_order() {
+    at_both_ends(|version| {
+        let outbox = initialised(version);
+        let url = outbox.database.url();
+        let ids = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+            let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("a connection");
+            tokio::spawn(connection);
+            let transaction = client.transaction().await.expect("a transaction");
+            let none = outbox::emit_all(&transaction, &[]).await.expect("nothing to write");
+            assert!(none.is_empty());
+            let ids = outbox::emit_all(&transaction, &events(5_000)).await.expect("they are written");
+            transaction.commit().await.expect("a commit");
+            ids
+        });
+        let written = outbox.text("SELECT string_agg(id::text, ' ' ORDER BY ctid) FROM outbox");
+        assert!(written.split(' ').eq(ids.iter().map(Uuid::to_string)), "{version:?}: in another order");
+        assert_eq!(outbox.text("SELECT count(DISTINCT xmin::text) FROM outbox"), "1");
+    });
+}
+
+#[test]
+fn a_second_claim_waits_for_the_end_of_the_first() {
+    at_both_ends(|version| {
+        let outbox = initialised(version);
+        let url = outbox.database.url();
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let connect = || async {
+            let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("a connection");
+            tokio::spawn(connection);
+            client
+        };
+        for (commits, expected) in [(false, Claim::First), (true, Claim::Repeated)] {
+            let id = Uuid::from_u128(u128::from(commits));
+            let (mut first, mut second) = runtime.block_on(async { (connect().await, connect().await) });
+            let transaction = runtime.block_on(first.transaction()).expect("a transaction");
+            let claimed = runtime.block_on(inbox::claim(&transaction, "billing", id)).expect("a claim");
+            assert_eq!(claimed, Claim::First);
+            let waiting = runtime.spawn(async move {
+                let transaction = second.transaction().await.expect("a transaction");
+                let claimed = inbox::claim(&transaction, "billing", id).await.expect("a claim");
+                transaction.commit().await.expect("a repetition aborts nothing");
+                claimed
+            });
+            outbox.wait_until_true(
+                PATIENCE,
+                "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
+            );
+            assert!(!waiting.is_finished());
+            let end = async { if commits { transaction.commit().await } else { transaction.rollback().await } };
+            runtime.block_on(end).expect("an end");
+            assert_eq!(runtime.block_on(waiting).expect("no panic"), expected, "{version:?}");
+        }
+    });
+}
