@@ -1,6 +1,8 @@
 # `make demo` shows walpost at work, `make test` checks everything. Each installs what it needs on Debian and Ubuntu.
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
+# the features for applications
+LIBRARIES := tokio-postgres,sqlx,diesel-async
 .DEFAULT_GOAL := help
 .PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-stages bench-retention fmt
 
@@ -19,7 +21,8 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 	@tests/services/setup.sh test
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+	cargo clippy --no-default-features --features $(LIBRARIES) -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --features $(LIBRARIES)
 	@tests/services/fetch.sh >/dev/null
 	cargo test
 

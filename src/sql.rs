@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio_postgres::{Client, error::SqlState};
 
+pub use crate::table_name::quote_identifier;
 use crate::{
     conninfo::{ConnInfo, ConnInfoError, DEFAULT_CONNECT_TIMEOUT},
     error::chain,
@@ -105,11 +106,6 @@ pub async fn open(info: &ConnInfo) -> Result<Link, SqlError> {
         let _ = tell_end.send(end);
     });
     Ok(Link { client, ended })
-}
-
-/// Quotes an identifier as SQL does.
-pub fn quote_identifier(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// Quotes a string literal as SQL does, with `standard_conforming_strings` or without.

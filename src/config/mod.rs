@@ -7,18 +7,15 @@ mod nearest;
 mod reader;
 mod refused;
 mod sections;
-mod table_name;
 #[cfg(test)]
 mod tests;
 mod value;
 
 use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path, time::Duration};
 
-pub use self::{
-    fault::{Fault, Faults, Origin},
-    table_name::TableName,
-};
+pub use self::fault::{Fault, Faults, Origin};
 use self::{reader::Reader, value::Entries};
+pub use crate::table_name::TableName;
 
 /// The file that is read when none is named and it exists.
 pub const DEFAULT_FILE: &str = "walpost.toml";

@@ -8,7 +8,6 @@ use super::{
     fault::Origin,
     reader::{Located, Section},
     refused,
-    table_name::{MAX_NAME_BYTES, TableName, column_name},
     value::{Entries, Node, Value},
 };
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
     conninfo::{ConnInfo, ConnInfoError},
     observe::log,
     route::{Template, legal},
+    table_name::{MAX_NAME_BYTES, TableName, column_name},
 };
 
 /// Reads all sections, the faulty ones too. `None` means that a fault was noted.

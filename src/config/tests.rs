@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{table_name::column_name, *};
+use super::*;
+use crate::table_name::column_name;
 
 const URL: (&str, &str) = ("WALPOST_POSTGRES_URL", "postgres://relay@db.example:5433/shop");
 

@@ -2,11 +2,10 @@
 //!
 //! <https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-IDENTIFIERS>
 
-use crate::sql::quote_identifier;
 use std::fmt;
 
 /// Longest name in the catalog, in bytes (`NAMEDATALEN` - 1).
-pub(super) const MAX_NAME_BYTES: usize = 63;
+pub(crate) const MAX_NAME_BYTES: usize = 63;
 
 /// A table's name as the catalog has it (already unquoted and folded). Displays as SQL, always quoted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -43,8 +42,13 @@ impl fmt::Display for TableName {
     }
 }
 
+/// Quotes an identifier as SQL does.
+pub fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// A column's name: as written, unless it is in double quotes, which are then read as in SQL. Not folded.
-pub(super) fn column_name(text: &str) -> Result<String, &'static str> {
+pub(crate) fn column_name(text: &str) -> Result<String, &'static str> {
     if text.starts_with('"') {
         return match identifier(text)? {
             (name, "") => Ok(name),
