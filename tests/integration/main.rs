@@ -9,6 +9,7 @@ mod applications;
 mod backfill;
 mod bounds;
 mod catalog;
+mod clients;
 mod crashes;
 mod dead_letters;
 mod delivery;
