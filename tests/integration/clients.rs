@@ -20,6 +20,7 @@ use crate::{
 };
 
 const ROLES: &str = include_str!("../../sql/roles.sql");
+const DOCUMENTATION: &str = include_str!("../../docs/clients.md");
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const STRANGER: &str = "00000000-0000-7000-8000-000000000001";
 
@@ -70,14 +71,32 @@ fn a_client_in_node_writes_events_and_acts_once() {
     });
 }
 
+#[test]
+fn what_the_documentation_shows_is_what_is_tested() {
+    let trimmed = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    let mut shown = 0;
+    for part in DOCUMENTATION.split("\nFrom [").skip(1) {
+        let (_, path) = part.split_once("](../tests/clients/").expect("a link to the source");
+        let (path, rest) = path.split_once("):\n\n```").expect("a code block");
+        let (_, code) = rest.split_once('\n').expect("the language");
+        let (code, _) = code.split_once("\n```").expect("the end of the block");
+        let source = fs::read_to_string(source(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(trimmed(&source).contains(&trimmed(code)), "not in {path}:\n{code}");
+        shown += 1;
+    }
+    assert_eq!(DOCUMENTATION.matches("```").count(), 2 * shown, "each block says where it is from");
+}
+
 /// The tables of a business, and a role of its own for each client.
-struct Business {
-    outbox: Outbox<'static>,
+pub struct Business {
+    /// Its outbox.
+    pub outbox: Outbox<'static>,
     topic: String,
 }
 
 impl Business {
-    fn open() -> Self {
+    /// Nothing is in it yet.
+    pub fn open() -> Self {
         let outbox = initialised(Version::NEWEST);
         let name = outbox.database.name();
         outbox.execute(ROLES);
@@ -93,8 +112,19 @@ impl Business {
         Self { outbox, topic }
     }
 
-    fn of_shipping(&self, sql: &str) {
+    /// Runs statements about the role `shipping`.
+    pub fn of_shipping(&self, sql: &str) {
         self.outbox.execute(&sql.replace("shipping", &format!("{}_shipping", self.outbox.database.name())));
+    }
+
+    /// The URL of the database for the role `shop` or `shipping`; `scheme` is that of the driver's URLs.
+    pub fn url(&self, scheme: &str, role: &str) -> String {
+        let database = &self.outbox.database;
+        let role = format!("{}_{role}", database.name());
+        if scheme == "jdbc" {
+            return format!("jdbc:postgresql://127.0.0.1:{}/{}?user={role}", database.server().port(), database.name());
+        }
+        database.url_as(&role)
     }
 
     /// What is in Kafka when everything that was committed has arrived.
@@ -111,7 +141,7 @@ fn writes_events_and_acts_once(scheme: &str, client: impl Fn() -> Command) {
     let _walpost = business.outbox.relay(&[("WALPOST_ROUTE_TOPIC", &business.topic)]);
     let run = |role: &str, arguments: &[&str]| {
         let mut command = client();
-        command.env("DATABASE_URL", url(scheme, &business, role)).args(arguments);
+        command.env("DATABASE_URL", business.url(scheme, role)).args(arguments);
         run_to_end(&mut command)
     };
     let ids = run("shop", &["write"]).unwrap_or_else(|log| panic!("write failed:\n{log}"));
@@ -158,15 +188,6 @@ fn assert_records(records: &[Received], ids: &[String]) {
     assert_eq!(found, expected.collect::<Vec<_>>());
 }
 
-fn url(scheme: &str, business: &Business, role: &str) -> String {
-    let database = &business.outbox.database;
-    let role = format!("{}_{role}", database.name());
-    if scheme == "jdbc" {
-        return format!("jdbc:postgresql://127.0.0.1:{}/{}?user={role}", database.server().port(), database.name());
-    }
-    database.url_as(&role)
-}
-
 /// The lines that it printed; its log where it failed.
 fn run_to_end(command: &mut Command) -> Result<Vec<String>, String> {
     // settings of the machine would add lines of their own, or lead elsewhere
@@ -202,7 +223,7 @@ fn built_by_go(folder: &Path) -> PathBuf {
 }
 
 /// Builds an example of this crate, which costs nothing where cargo has built it already; its path.
-fn example(name: &str) -> PathBuf {
+pub fn example(name: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--offline", "--message-format=json", "--example", name, "--manifest-path"]);
     cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));

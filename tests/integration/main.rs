@@ -10,6 +10,7 @@ mod backfill;
 mod bounds;
 mod catalog;
 mod clients;
+mod consumer;
 mod crashes;
 mod dead_letters;
 mod delivery;
