@@ -28,8 +28,8 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 
 crash: export CRASH_MINUTES ?= 10
 crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three
-	@tests/services/setup.sh test
-	@tests/services/fetch.sh >/dev/null
+	@tests/services/setup.sh servers
+	@tests/services/fetch.sh servers >/dev/null
 	cargo test --test crash -- --nocapture whatever
 
 bench: bench-drain bench-latency bench-start bench-stages bench-retention ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
@@ -38,7 +38,7 @@ bench-drain: ## Measure a backlog's way into Kafka: rate, CPU and memory
 bench-latency: ## Measure 1,000 transactions a second: insert to append in Kafka
 bench-start: ## Measure process start to the first record in Kafka
 bench-drain bench-latency bench-start:
-	@tests/services/setup.sh test
+	@tests/services/setup.sh servers
 	@tests/services/fetch.sh kafka >/dev/null
 	tests/bench/run.sh $(@:bench-%=%)
 

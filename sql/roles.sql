@@ -5,7 +5,7 @@
 DO $walpost$
 BEGIN
     CREATE ROLE walpost_app NOLOGIN;
-EXCEPTION WHEN duplicate_object THEN
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
     RAISE NOTICE 'role walpost_app exists already';
 END
 $walpost$;
@@ -27,7 +27,7 @@ $walpost$;
 DO $walpost$
 BEGIN
     CREATE ROLE walpost_consumer NOLOGIN;
-EXCEPTION WHEN duplicate_object THEN
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
     RAISE NOTICE 'role walpost_consumer exists already';
 END
 $walpost$;
@@ -47,7 +47,7 @@ $walpost$;
 DO $walpost$
 BEGIN
     CREATE ROLE walpost_relay LOGIN REPLICATION;
-EXCEPTION WHEN duplicate_object THEN
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
     RAISE NOTICE 'role walpost_relay exists already';
 END
 $walpost$;

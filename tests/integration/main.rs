@@ -9,6 +9,8 @@ mod applications;
 mod backfill;
 mod bounds;
 mod catalog;
+mod clients;
+mod consumer;
 mod crashes;
 mod dead_letters;
 mod delivery;

@@ -1,9 +1,13 @@
 #!/bin/bash
-# Fetches the servers the tests run against, and prints where they are, one "<name> <folder>" a line:
-#   postgres-14 … postgres-18 (folder with bin/, lib/, share/) and kafka (folder with the jars).
+# Fetches the servers the tests run against, and the drivers of the clients in tests/clients, and prints where they are, one
+# "<name> <folder>" a line:
+#   postgres-14 … postgres-18 (folder with bin/, lib/, share/) and kafka (folder with the jars);
+#   psycopg (a PYTHONPATH), jdbc (folder with the jar), pgx (modules/ and build/: GOMODCACHE and GOCACHE) and node-pg
+#   (node_modules/).
 # Fetches only what is missing; a second run prints at once. Two runs at a time wait for each other.
 #
 #   fetch.sh             everything
+#   fetch.sh servers     all servers and no driver
 #   fetch.sh kafka       only what is named
 #
 # WALPOST_TEST_CACHE says where they are kept. A server never runs as root, so what root fetches must not be in its home.
@@ -12,7 +16,12 @@ umask 022
 
 postgres_versions='14.23.0 15.18.0 16.14.0 17.10.0 18.4.0'
 here=$(cd "$(dirname "$0")" && pwd)
+clients=$here/../clients
 kafka_version=$(sed -n 's|.*<kafka.version>\(.*\)</kafka.version>.*|\1|p' "$here/pom.xml")
+jdbc_version=$(sed -n 's|.*<jdbc.version>\(.*\)</jdbc.version>.*|\1|p' "$here/pom.xml")
+psycopg_version=$(sed -n 's/^psycopg.*==//p' "$clients/python/requirements.txt")
+pgx_version=$(sed -n 's|^require github.com/jackc/pgx/v5 v||p' "$clients/go/go.mod")
+pg_version=$(sed -n 's/.*"pg": "\(.*\)".*/\1/p' "$clients/node/package.json")
 if [ -n "${WALPOST_TEST_CACHE:-}" ]; then
     cache=$WALPOST_TEST_CACHE
 elif [ "$(id -u)" = 0 ]; then
@@ -36,12 +45,29 @@ esac
 maven() {
     local goal=$1 out=$2 log
     shift 2
-    command -v mvn >/dev/null || fail 'mvn is missing (package maven)'
+    need mvn maven
     log=$(mktemp)
     if ! mvn -B -f "$here/pom.xml" "dependency:$goal" "-Dout=$out" "$@" >"$log" 2>&1; then
         grep -E 'ERROR|FATAL' "$log" | head -n 5 >&2
         rm -f "$log"
         fail "cannot fetch $*"
+    fi
+    rm -f "$log"
+}
+
+# need COMMAND PACKAGE
+need() {
+    command -v "$1" >/dev/null || fail "$1 is missing (package $2)"
+}
+
+# quietly COMMAND...: its output is shown only when it fails.
+quietly() {
+    local log
+    log=$(mktemp)
+    if ! "$@" >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        fail "failed: $*"
     fi
     rm -f "$log"
 }
@@ -56,6 +82,40 @@ fetch_postgres() {
 fetch_kafka() {
     maven copy-dependencies@kafka "$2" "-Dkafka.version=$1"
     rm -rf "$2/target"
+}
+
+fetch_jdbc() {
+    maven copy@jdbc "$2" "-Djdbc.version=$1"
+    rm -rf "$2/target"
+}
+
+# The wheels are for one minor version of Python.
+python_version() {
+    need python3 python3
+    python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])'
+}
+
+fetch_psycopg() {
+    quietly python3 -m pip install --no-input --no-cache-dir --target "$2" -r "$clients/python/requirements.txt"
+}
+
+# Compiles them as well, so that the tests need not. The settings are those of tests/integration/clients.rs: with others, it
+# would be in vain.
+fetch_pgx() {
+    need go golang-go
+    (
+        export GOMODCACHE=$2/modules GOCACHE=$2/build GOFLAGS='-modcacherw -trimpath -buildvcs=false'
+        export CGO_ENABLED=0 GOTOOLCHAIN=local GOWORK=off
+        cd "$clients/go"
+        quietly go build -o "$2/client" .
+    )
+    rm "$2/client"
+}
+
+fetch_pg() {
+    need npm npm
+    cp "$clients/node/package.json" "$clients/node/package-lock.json" "$2"
+    quietly npm ci --prefix "$2" --ignore-scripts --no-audit --no-fund --no-update-notifier
 }
 
 # provide NAME KIND VERSION: a folder appears under its final name only when it is complete.
@@ -82,11 +142,18 @@ provide() {
 }
 
 wanted() {
-    [ -z "$only" ] || [ "$only" = "$1" ]
+    [ -z "$only" ] || [ "$only" = "$1" ] || [ "$only" = "$2" ]
 }
 
 only=${1:-}
 for version in $postgres_versions; do
-    if wanted "postgres-${version%%.*}"; then provide "postgres-${version%%.*}" postgres "$version"; fi
+    if wanted "postgres-${version%%.*}" servers; then provide "postgres-${version%%.*}" postgres "$version"; fi
 done
-if wanted kafka; then provide kafka kafka "$kafka_version"; fi
+if wanted kafka servers; then provide kafka kafka "$kafka_version"; fi
+if wanted jdbc drivers; then provide jdbc jdbc "$jdbc_version"; fi
+if wanted psycopg drivers; then
+    python=$(python_version)
+    provide psycopg psycopg "$psycopg_version-$python"
+fi
+if wanted pgx drivers; then provide pgx pgx "$pgx_version"; fi
+if wanted node-pg drivers; then provide node-pg pg "$pg_version"; fi

@@ -334,6 +334,7 @@ fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], further: &[List
          share.coordinator.state.topic.replication.factor={replicas}\n\
          share.coordinator.state.topic.min.isr=1\n\
          group.initial.rebalance.delay.ms=0\n\
+         group.min.session.timeout.ms=1000\n\
          auto.create.topics.enable=false\n\
          log.dirs={folder}\n"
     );

@@ -14,7 +14,7 @@ pub mod kafka;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
-mod run;
+pub mod run;
 pub mod topics;
 pub mod walpost;
 

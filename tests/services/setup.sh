@@ -1,5 +1,6 @@
 #!/bin/bash
-# Installs what the machine lacks, and only that: setup.sh demo | test
+# Installs what the machine lacks, and only that: setup.sh demo | servers | test
+#   demo: to build and run walpost; servers: to run Kafka and other Postgres majors as well; test: to run everything.
 #
 # On Debian and Ubuntu by apt, without a question; elsewhere it names what is missing and fails. Never starts or touches a
 # Postgres cluster of the machine's own.
@@ -26,15 +27,28 @@ java_major() {
     echo "${major:-0}"
 }
 
-jre_package() {
+# java_package jre | jdk
+java_package() {
     local major
     for major in 21 17 25; do
-        if apt-cache show "openjdk-$major-jre-headless" >/dev/null 2>&1; then
-            echo "openjdk-$major-jre-headless"
+        if apt-cache show "openjdk-$major-$1-headless" >/dev/null 2>&1; then
+            echo "openjdk-$major-$1-headless"
             return
         fi
     done
-    echo default-jre-headless
+    echo "default-$1-headless"
+}
+
+# The languages of the clients. Their drivers are fetched by fetch.sh.
+find_lacks_of_clients() {
+    if has java && [ "$(java_major)" -ge 17 ] && ! java --list-modules | grep -q '^jdk.compiler'; then
+        lack JDK 'the Java compiler (a JDK rather than a JRE)'
+    fi
+    has python3 || lack python3 'Python 3.10 or later'
+    python3 -m pip --version >/dev/null 2>&1 || lack python3-pip 'pip for Python 3'
+    has go || lack golang-go 'Go 1.19 or later'
+    has node || lack nodejs 'Node 16 or later'
+    has npm || lack npm npm
 }
 
 find_lacks() {
@@ -43,11 +57,12 @@ find_lacks() {
     pkg-config --exists openssl 2>/dev/null || lack libssl-dev 'the headers of OpenSSL'
     [ -e /etc/ssl/certs/ca-certificates.crt ] || lack ca-certificates 'CA certificates'
     has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || lack postgresql 'a Postgres server'
-    if [ "$purpose" = test ]; then
-        if ! has java || [ "$(java_major)" -lt 17 ]; then lack JRE 'Java 17 or later'; fi
+    if [ "$purpose" != demo ]; then
+        if ! has java || [ "$(java_major)" -lt 17 ]; then lack "$java" 'Java 17 or later'; fi
         has mvn || lack maven Maven
         has xz || lack xz-utils xz
     fi
+    if [ "$purpose" = test ]; then find_lacks_of_clients; fi
     has cargo || has rustup || lack rustup "Rust $toolchain (https://rustup.rs)"
 }
 
@@ -84,7 +99,7 @@ install_packages() {
     apt_get update
     local i
     for i in "${!packages[@]}"; do
-        if [ "${packages[i]}" = JRE ]; then packages[i]=$(jre_package); fi
+        case ${packages[i]} in JRE | JDK) packages[i]=$(java_package "${packages[i],,}") ;; esac
         apt-cache show "${packages[i]}" >/dev/null 2>&1 || give_up "no package ${packages[i]} here: install that first"
     done
     echo "setup: installing by apt: ${packages[*]}"
@@ -107,7 +122,7 @@ without_packaged_cluster() {
 # Cargo itself, and the components that `make test` uses. Some rustup would install a toolchain, unannounced, when asked.
 rust_is_complete() {
     if has rustup; then rustup toolchain list | grep -q "^$toolchain" || return 1; fi
-    cargo --version && { [ "$purpose" = demo ] || { cargo fmt --version && cargo clippy --version; }; }
+    cargo --version && { [ "$purpose" != test ] || { cargo fmt --version && cargo clippy --version; }; }
 } >/dev/null 2>&1
 
 install_toolchain() {
@@ -125,6 +140,8 @@ check_version() {
     printf '%s\n%s\n' "$toolchain" "$found" | sort -VC || fail "Rust $toolchain is needed, this is $found: https://rustup.rs"
 }
 
+java=JRE
+if [ "$purpose" = test ]; then java=JDK; fi
 toolchain=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' rust-toolchain.toml)
 find_lacks
 if [ ${#packages[@]} -gt 0 ]; then install_packages; fi
