@@ -9,8 +9,8 @@ use tokio::sync::watch;
 
 use crate::{
     check::{self, Severity},
-    config::Config,
-    observe::{self, Health, Metrics, Monitor, View},
+    config::{Config, SourceKind},
+    observe::{self, Health, Metrics, Monitor, Part, View},
     pipeline::{Signals, Wish},
     sql,
     supervisor::{Ended, Shared, Supervisor},
@@ -43,11 +43,17 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         .map_err(StartError::Runtime)?;
     let shared =
         Shared { metrics: Arc::new(Metrics::new()), progress: Arc::default(), health: Arc::new(Health::starting()) };
+    let polls = config.postgres.source == SourceKind::Poll;
+    if polls {
+        // there are none
+        shared.health.well(Part::Slot);
+        shared.health.well(Part::Publication);
+    }
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
-    if config.retention.is_some() {
+    if config.retention.is_some() && !polls {
         tracing::warn!("[retention] has no effect yet: nothing is pruned");
     }
     tracing::info!(
@@ -64,6 +70,7 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         observation,
         slot: config.postgres.slot.clone(),
         publication: config.postgres.publication.clone(),
+        polls,
     };
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
@@ -75,7 +82,9 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         // before, a slot that is missing is nothing to report
         if prepared.wait_for(|prepared| *prepared).await.is_ok() {
             tokio::spawn(async move { tell_findings(&watched).await });
-            monitor.run().await;
+            if !polls {
+                monitor.run().await;
+            }
         }
     });
     runtime.spawn(obey_signals(tell_wish));

@@ -8,7 +8,8 @@ use tokio_postgres::Client;
 use crate::{
     applications,
     backfill::{self, BackfillError, Fill, Slot},
-    config::{ColumnsConfig, Config, OutboxConfig, TableName},
+    config::{ColumnsConfig, Config, OutboxConfig, SourceKind, TableName},
+    poll,
     publication::{self, Fault, PublicationFound, quoted, table_list},
     sql::{self, SqlError, quote_identifier, quote_literal},
 };
@@ -53,6 +54,18 @@ pub enum InitError {
         publication: String,
         /// The slot.
         slot: String,
+    },
+    /// A table that is to be polled has rows, and none is marked.
+    #[error(
+        "{table} holds {count} rows that were written before there was a mark for what was delivered; say what shall become of \
+         them: outbox.backfill = \"all\" publishes them, \"none\" marks them as delivered, and an SQL condition publishes those \
+         that fulfil it"
+    )]
+    UnmarkedRows {
+        /// The outbox.
+        table: String,
+        /// How many rows.
+        count: i64,
     },
     /// A publication of that name leaves rows out.
     #[error("{}", list(.0))]
@@ -103,6 +116,10 @@ pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<B
     for step in applications::ensure(&client, config).await? {
         done(step);
     }
+    if config.postgres.source == SourceKind::Poll {
+        poll::setup::ensure(&client, config).await?.into_iter().for_each(done);
+        return Ok(None);
+    }
     done(ensure_publication(&client, config).await?);
     Ok(match backfill::ensure_slot(&client, config).await? {
         Slot::Behind(fill) => Some(fill),
@@ -131,6 +148,14 @@ pub fn print(config: &Config) -> String {
     let granted = applications::granted(config);
     let mut names = vec![("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
     names.extend(granted.iter().map(|(default, names)| (default.as_str(), names.clone())));
+    if config.postgres.source == SourceKind::Poll {
+        names.push(("LOGIN REPLICATION", "LOGIN".to_owned()));
+        let roles = substituted(ROLES, &names);
+        parts.extend(poll::setup::print(config));
+        parts.push(roles);
+        parts.extend(poll::setup::print_grants(config));
+        return parts.join("\n");
+    }
     parts.push(substituted(ROLES, &names));
     parts.push(create_publication(&config.postgres.publication, &tables));
     parts.push(substituted(SLOT, &[("'walpost'", quote_literal(&config.postgres.slot))]));

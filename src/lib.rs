@@ -40,6 +40,7 @@ pub mod fault;
 pub mod init;
 pub mod observe;
 pub mod peek_command;
+pub mod poll;
 pub mod prepare;
 pub mod publication;
 pub mod sql;

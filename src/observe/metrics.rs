@@ -50,6 +50,10 @@ pub struct Metrics {
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
+    /// `walpost_poll_failures_total`
+    pub poll_failures: IntCounter,
+    /// `walpost_poll_failed_events`
+    pub poll_failed_events: IntGauge,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
     states: States,
@@ -120,6 +124,19 @@ impl Metrics {
                 "producer_restarts_total",
                 "Kafka producers rebuilt after a fatal error, by reason.",
                 &["reason"],
+            ),
+            poll_failures: register(
+                &registry,
+                IntCounter::new("poll_failures_total", "Polling: tries to deliver an event that failed.")
+                    .expect("the name is legal"),
+            ),
+            poll_failed_events: register(
+                &registry,
+                IntGauge::new(
+                    "poll_failed_events",
+                    "Polling: events that wait to be tried again after a failure; counted to 1000 for each table.",
+                )
+                .expect("the name is legal"),
             ),
             halted: register(
                 &registry,
@@ -352,6 +369,8 @@ mod tests {
             "other_table_rows_total",
             "reconnects_total",
             "producer_restarts_total",
+            "poll_failures_total",
+            "poll_failed_events",
             "halted",
             "build_info",
         ] {

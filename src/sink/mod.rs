@@ -19,7 +19,7 @@ use std::future::Future;
 
 use crate::{encode::Record, event::Position, lsn::Lsn};
 pub use delivered::Delivered;
-pub use kafka::{KafkaSink, Mode, Sending};
+pub use kafka::{Failed, KafkaSink, Mode, Sending};
 pub use settings::{admin_config, client_config};
 
 /// What became of a record that was handed over.
