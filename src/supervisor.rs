@@ -128,12 +128,13 @@ impl Supervisor {
     /// Compiles the routes; the configuration is valid otherwise.
     pub fn new(config: Config, shared: Shared, signals: Signals) -> Result<Self, crate::route::RouteError> {
         let stages = Stages::new(&config)?;
+        let lets_go = config.postgres.source == SourceKind::Poll;
         Ok(Self {
             config,
             shared,
             signals,
             stages,
-            sending: Sending { mode: Mode::Normal, batch_bytes: None },
+            sending: Sending { mode: Mode::Normal, batch_bytes: None, lets_go },
             was_too_large: false,
             delivered: Delivered::default(),
             spare: None,
@@ -409,7 +410,7 @@ impl Supervisor {
     fn shrink_batches(&mut self) {
         let bytes = (self.sending.batch_bytes.unwrap_or(DEFAULT_BATCH_BYTES) / SHRINK_BY).max(1);
         tracing::warn!(bytes, "a topic takes smaller batches than others; from now on no batch is larger than this");
-        self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes) };
+        self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes), ..self.sending };
     }
 }
 

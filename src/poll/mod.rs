@@ -116,7 +116,6 @@ impl<'a> Session<'a> {
 
     /// Polls until something fails or the operator wants the end.
     pub async fn run(&mut self, retries: &mut Vec<Retry>, signals: &mut Signals) -> Result<(), SessionError> {
-        self.sink.tell_failures();
         self.sink.recover(Lsn::ZERO)?;
         self.stages.forget();
         for relation in self.queue.relations() {
@@ -165,9 +164,9 @@ impl<'a> Session<'a> {
                     Which::Failed => retry.note(passed.delivered, passed.failed),
                 }
                 refused |= passed.refused;
-                // rows of a key may have waited for one that failed before
-                more |= passed.read >= u64::from(self.poll.batch) && passed.delivered > 0
-                    || which == Which::Failed && passed.delivered > 0;
+                // behind one that failed before, rows of its key may have waited
+                let full = passed.read >= u64::from(self.poll.batch) || which == Which::Failed;
+                more |= full && passed.delivered > 0;
             }
         }
         self.tell_refusal(refused);

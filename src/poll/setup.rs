@@ -22,6 +22,7 @@ const LOOK: &str = "
     FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped";
 
 /// What a table has already.
+#[expect(clippy::struct_excessive_bools, reason = "answers to independent questions")]
 struct Found {
     delivered_at: bool,
     attempts: bool,
@@ -215,7 +216,7 @@ mod tests {
         for part in [
             r#""out""box_undelivered_idx" ON "My"."out""box" ("n""o") WHERE "tarqatilgan_vaqt" IS NULL;"#,
             r#"("k") WHERE "tarqatilgan_vaqt" IS NULL AND "urinishlar" > 0;"#,
-            r#"pg_notify('it''s', '')"#,
+            "pg_notify('it''s', '')",
             r#"EXECUTE FUNCTION "My"."out""box_notify"();"#,
             r#"GRANT UPDATE ("tarqatilgan_vaqt", "urinishlar") ON "My"."out""box" TO"#,
         ] {

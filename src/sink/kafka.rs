@@ -72,6 +72,9 @@ pub struct Sending {
     pub mode: Mode,
     /// The largest batch, where the producer's default was too large for a topic.
     pub batch_bytes: Option<u32>,
+    /// A record that is refused, or whose topic is missing, ends nothing: it is told by [`KafkaSink::take_failures`], or by the
+    /// error of [`Sink::enqueue`], and counts as durable. For a source that can send each again by itself.
+    pub lets_go: bool,
 }
 
 /// Sends records to Kafka.
@@ -164,7 +167,7 @@ impl KafkaSink {
             health,
             probing: false,
             troubled: true,
-            failures: None,
+            failures: sending.lets_go.then(Vec::new),
         })
     }
 
@@ -173,13 +176,7 @@ impl KafkaSink {
         self.furthest == Lsn::ZERO
     }
 
-    /// From now on a record that is refused, or whose topic is missing, ends nothing: it is told by [`Self::take_failures`],
-    /// or by the error of [`Sink::enqueue`], and counts as durable. For a source that can send each again by itself.
-    pub fn tell_failures(&mut self) {
-        self.failures.get_or_insert_default();
-    }
-
-    /// The failures since the last question.
+    /// Records that ended nothing, since the last question.
     pub fn take_failures(&mut self) -> Vec<Failed> {
         self.failures.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -84,9 +84,9 @@ pub enum SinkError {
         code: String,
     },
     /// The suspects are all through; go back to normal batches.
-    #[error("every suspect record is through, {convicted} of them to the dead-letter topic")]
+    #[error("every suspect record is through, {convicted} of them were refused")]
     Cleared {
-        /// How many went to the dead-letter topic.
+        /// How many were refused.
         convicted: u64,
     },
     /// The producer is dead.

@@ -333,7 +333,7 @@ impl Table {
             )
         });
         let id = place(&columns.id);
-        Ok(Self { name, delivered_at, attempts, order, created_us, id, key, not_held, relation })
+        Ok(Self { relation, name, delivered_at, attempts, order, created_us, id, key, not_held })
     }
 
     fn claim(&self, which: Which, held: bool, limit: u32) -> String {

@@ -23,6 +23,7 @@ mod ledger;
 mod links;
 mod outbox;
 mod peek;
+mod polling;
 mod records;
 mod renames;
 mod secured;
