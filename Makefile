@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-stages fmt
+.PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-polling bench-stages fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -29,12 +29,13 @@ crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; C
 	@tests/services/fetch.sh >/dev/null
 	cargo test --test crash -- --nocapture whatever
 
-bench: bench-drain bench-latency bench-start bench-stages ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
+bench: bench-drain bench-latency bench-start bench-polling bench-stages ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
 
 bench-drain: ## Measure a backlog's way into Kafka: rate, CPU and memory
 bench-latency: ## Measure 1,000 transactions a second: insert to append in Kafka
 bench-start: ## Measure process start to the first record in Kafka
-bench-drain bench-latency bench-start:
+bench-polling: ## Measure the log against polling: 100,000 events, and latency
+bench-drain bench-latency bench-start bench-polling:
 	@tests/services/setup.sh test
 	@tests/services/fetch.sh kafka >/dev/null
 	tests/bench/run.sh $(@:bench-%=%)

@@ -72,6 +72,9 @@ pub fn judge(error: &PollError) -> Verdict {
         PollError::Lack(_) => Verdict::Halt(
             "create it with `walpost init`, run once as the table's owner, or map the columns in [outbox.columns]",
         ),
-        PollError::Unacknowledged { .. } | PollError::Unmarked { .. } => Verdict::Retry,
+        PollError::Unacknowledged { .. } => Verdict::Retry,
+        PollError::Unmarked { .. } => Verdict::RetrySlowly(
+            "something keeps walpost from marking rows: look for triggers and rules on the table that turn updates away",
+        ),
     }
 }

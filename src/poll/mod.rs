@@ -157,12 +157,7 @@ impl<'a> Session<'a> {
                 if !due || *signals.wish.borrow() > Wish::Run {
                     continue;
                 }
-                let passed = self.pass(table, which, signals).await?;
-                match which {
-                    Which::Fresh if passed.failed > 0 => retry.plan_first(self.failed[table] == passed.failed),
-                    Which::Fresh => {}
-                    Which::Failed => retry.note(passed.delivered, passed.failed),
-                }
+                let passed = self.pass((table, which), retry, signals).await?;
                 refused |= passed.refused;
                 // behind one that failed before, rows of its key may have waited
                 let full = passed.read >= u64::from(self.poll.batch) || which == Which::Failed;
@@ -186,7 +181,12 @@ impl<'a> Session<'a> {
     }
 
     /// One transaction: claims rows of a table, sends them, marks what became of them.
-    async fn pass(&mut self, table: usize, which: Which, signals: &mut Signals) -> Result<Passed, SessionError> {
+    async fn pass(
+        &mut self,
+        (table, which): (usize, Which),
+        retry: &mut Retry,
+        signals: &mut Signals,
+    ) -> Result<Passed, SessionError> {
         let found = self.in_time(async |queue| queue.begin(table).await).await?;
         self.clock_ahead_us = found.now_us - clock::unix_us();
         self.failed[table] = found.failed;
@@ -209,6 +209,13 @@ impl<'a> Session<'a> {
         let (delivered, failed) = (delivered.len() as u64, failed.len() as u64);
         let passed = Passed { read: batch.read(), delivered, failed, refused: batch.is_refused() };
         self.account(table, which, &passed);
+        match which {
+            Which::Fresh if failed > 0 => retry.plan_first(self.failed[table] == failed),
+            Which::Fresh => {}
+            // the next session looks for the record at fault among the same rows, at once
+            Which::Failed if matches!(outcome, Err(SessionError::Sink(SinkError::Suspect { .. }))) => {}
+            Which::Failed => retry.note(delivered, failed),
+        }
         outcome.map(|()| passed)
     }
 
@@ -262,7 +269,7 @@ impl<'a> Session<'a> {
                 if wish == Wish::Abort || Instant::now() >= by {
                     return Ok(());
                 }
-                self.queue.settle().await.map_err(PollError::of)?;
+                self.in_time(async |queue| queue.settle().await).await?;
             }
             let in_flight = self.sink.in_flight().0;
             if self.queue.is_exhausted() && in_flight == 0 {

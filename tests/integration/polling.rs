@@ -9,6 +9,7 @@ use std::{
 use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
+    denied::{ALLOW, CREATE_ACLS, DELETE_ACLS, DENY, DESCRIBE, READ, WRITE, acl, ask},
     outbox::{Outbox, PATIENCE, deliveries, stays},
     services::{
         kafka::Kafka,
@@ -221,6 +222,29 @@ fn poison_of_every_kind_counts_an_attempt_and_lets_the_rest_go() {
 }
 
 #[test]
+fn a_topic_that_denies_writing_holds_up_its_own_events_only() {
+    let kafka = victim();
+    let lesson = Lesson::new(Version::NEWEST, &kafka);
+    let outbox = &lesson.outbox;
+    let (topic, denied) = (outbox.topic("t", 1), outbox.topic("denied", 1));
+    let acls = [acl(&denied, WRITE, DENY), acl(&denied, DESCRIBE, ALLOW), acl(&denied, READ, ALLOW)];
+    ask(&kafka, CREATE_ACLS, &acls);
+    let walpost = lesson.relay(&[]);
+    outbox.execute(
+        "INSERT INTO xabarlar (tur, foydalanuvchi_id)
+         SELECT CASE n % 2 WHEN 0 THEN 'denied' ELSE 't' END, n % 10 FROM generate_series(1, 100) n",
+    );
+    outbox.wait_until_true(PATIENCE, "SELECT bool_and(tarqatilgan_vaqt IS NOT NULL) FROM xabarlar WHERE tur = 't'");
+    outbox.wait_until_true(PATIENCE, "SELECT count(*) = 5 FROM xabarlar WHERE urinishlar > 0 AND tur = 'denied'");
+    wait_until(PATIENCE, "it is told", || walpost.get("/readyz").status == 503);
+    ask(&kafka, DELETE_ACLS, &acls);
+    lesson.wait_until_delivered();
+    lesson.claim_all_arrived(&[&topic, &denied], 2);
+    assert_eq!(kafka.record_count(&denied), 50, "what was refused was sent once in the end");
+    walpost.wait_until_ready(PATIENCE);
+}
+
+#[test]
 fn poison_goes_to_the_dead_letter_topic_where_there_is_one() {
     let lesson = Lesson::shared(Version::NEWEST);
     let outbox = &lesson.outbox;
@@ -251,6 +275,55 @@ fn two_relays_side_by_side_send_each_of_200_events_once() {
         let parts = relays.each_ref().map(|relay| relay.metrics().get(&series).copied().unwrap_or(0.0));
         assert!((parts.iter().sum::<f64>() - 200.0).abs() < 0.5, "{parts:?}");
         assert!(parts.iter().all(|part| *part > 0.5), "{parts:?}");
+    });
+}
+
+#[test]
+fn what_commits_late_with_a_lower_id_is_found() {
+    let lesson = Lesson::shared(Version::NEWEST);
+    let outbox = &lesson.outbox;
+    let topic = outbox.topic("t", 1);
+    let _walpost = lesson.relay(&[]);
+    let late = outbox.database.connect();
+    run(&late, "BEGIN; INSERT INTO xabarlar (tur, malumot) VALUES ('t', '1')").expect("a row");
+    outbox.execute("INSERT INTO xabarlar (tur, malumot) VALUES ('t', '2')");
+    lesson.wait_until_delivered();
+    run(&late, "COMMIT").expect("the row is there");
+    outbox.wait_until_true(PATIENCE, "SELECT count(tarqatilgan_vaqt) = 2 FROM xabarlar");
+    let records = outbox.kafka.read_all(&[&topic]);
+    let values: Vec<_> = records.iter().filter_map(|record| record.value.as_deref()).collect();
+    assert_eq!(values, [b"2", b"1"]);
+}
+
+#[test]
+fn a_partitioned_table_is_marked_row_by_row() {
+    at_17_and_18(|version| {
+        let table = "CREATE TABLE outbox (id uuid NOT NULL DEFAULT gen_random_uuid(), event_type text NOT NULL, key text, payload json,
+                       headers jsonb, created_at timestamptz NOT NULL DEFAULT now()) PARTITION BY LIST (key);
+                     CREATE TABLE outbox_a PARTITION OF outbox FOR VALUES IN ('a');
+                     CREATE TABLE outbox_b PARTITION OF outbox FOR VALUES IN ('b')";
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), table);
+        let (topic, graves) = (outbox.topic("t", 1), outbox.topic("late", 1));
+        let base = environment(&outbox.database, outbox.kafka);
+        let mut env: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        env.extend([("WALPOST_POSTGRES_SOURCE", "poll"), ("WALPOST_POLL_INTERVAL_MS", "100")]);
+        env.extend([("WALPOST_RETENTION_KEEP", "1h"), ("WALPOST_RETENTION_INTERVAL", "1s")]);
+        let said = Walpost::run_to_end(&["init"], &env);
+        assert_eq!(said.code, Some(0), "{}", said.output);
+        // rows of different fate at the same place in their partitions
+        outbox.execute(
+            "INSERT INTO outbox (event_type, key, payload) VALUES ('t', 'a', '1'), ('absent', 'b', '2'), ('t', 'a', '3')",
+        );
+        let _walpost = Walpost::start(&env);
+        outbox.wait_until_true(PATIENCE, "SELECT attempts > 0 FROM outbox_b");
+        outbox.wait_until_true(PATIENCE, "SELECT count(delivered_at) = 2 FROM outbox_a");
+        assert_eq!(outbox.text("SELECT count(delivered_at) FROM outbox_b"), "0");
+        assert_eq!(outbox.text("SELECT sum(attempts) FROM outbox_a"), "0");
+        outbox.execute("UPDATE outbox_a SET delivered_at = now() - interval '2 hours'");
+        outbox.wait_until_true(PATIENCE, "SELECT count(*) = 0 FROM outbox_a");
+        outbox.execute("UPDATE outbox_b SET event_type = 'late'");
+        outbox.wait_until_true(PATIENCE, "SELECT count(delivered_at) = 1 FROM outbox_b");
+        assert_eq!(outbox.kafka.read_all(&[&topic, &graves]).len(), 3);
     });
 }
 
