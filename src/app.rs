@@ -9,8 +9,8 @@ use tokio::sync::watch;
 
 use crate::{
     check::{self, Severity},
-    config::Config,
-    observe::{self, Health, Metrics, Monitor, View},
+    config::{Config, SourceKind},
+    observe::{self, Health, Metrics, Monitor, Part, View},
     pipeline::{Signals, Wish},
     retention::upkeep::Upkeep,
     sql,
@@ -51,6 +51,12 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         health: Arc::new(Health::starting()),
         witness: Arc::default(),
     };
+    let polls = config.postgres.source == SourceKind::Poll;
+    if polls {
+        // there are none
+        shared.health.well(Part::Slot);
+        shared.health.well(Part::Publication);
+    }
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
@@ -69,6 +75,7 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         observation,
         slot: config.postgres.slot.clone(),
         publication: config.postgres.publication.clone(),
+        polls,
     };
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
@@ -76,13 +83,17 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     }
     let mut prepared = supervisor.prepared.subscribe();
     let (tell_stop, stop) = watch::channel(false);
-    let upkeep = runtime.spawn(Upkeep::new(config, &shared).run(supervisor.prepared.subscribe(), stop));
+    // a table that is polled says itself what was delivered
+    let upkeep = Upkeep::new(config, &shared).run(supervisor.prepared.subscribe(), stop);
+    let upkeep = (!polls).then(|| runtime.spawn(upkeep));
     let watched = config.clone();
     runtime.spawn(async move {
         // before, a slot that is missing is nothing to report
         if prepared.wait_for(|prepared| *prepared).await.is_ok() {
             tokio::spawn(async move { tell_findings(&watched).await });
-            monitor.run().await;
+            if !polls {
+                monitor.run().await;
+            }
         }
     });
     runtime.spawn(obey_signals(tell_wish));
@@ -95,7 +106,9 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         .map_err(StartError::Runtime)?;
     let ended = runtime.block_on(end);
     tell_stop.send_replace(true);
-    let _ = runtime.block_on(async { tokio::time::timeout(LAST_RECORD, upkeep).await });
+    if let Some(upkeep) = upkeep {
+        let _ = runtime.block_on(async { tokio::time::timeout(LAST_RECORD, upkeep).await });
+    }
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;

@@ -67,10 +67,12 @@ pub struct Settings {
 /// A command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The service: tail the slot, publish, confirm
-    #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json")]
+    /// The service: tail the slot (or poll the table), publish, confirm
+    #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json\n\n\
+                      Where no replication slot can be had, walpost reads the table itself:\n  walpost run --set postgres.source=poll")]
     Run,
-    /// Create what is missing: outbox table, functions for applications, publication, slot
+    /// Create what is missing: outbox table, functions for applications, publication, slot; or, where the table is polled
+    /// (postgres.source), the marks for what was delivered
     #[command(
         after_help = "Example:\n  walpost init --print | less\n  walpost init --backfill none\n  walpost init --backfill \"created_at > now() - interval '1 day'\" --rate 1000"
     )]
@@ -85,7 +87,7 @@ pub enum Command {
     /// Find out whether `run` would work, and what to mend; exit code 0 when it would
     #[command(after_help = "Example:\n  walpost check --format json")]
     Check(Report),
-    /// Show slot, positions, lag and the last error
+    /// Show slot, positions, lag and the last error; where the table is polled, lag and the last error
     #[command(after_help = "Example:\n  walpost status --format json")]
     Status(Report),
     /// Print the records that would be published next, as JSON lines, without moving the slot; works beside a running walpost

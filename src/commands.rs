@@ -4,8 +4,8 @@ use std::{error::Error, fmt::Display, io::Write as _};
 
 use crate::{
     backfill_command, check,
-    cli::{Again, DeadLettersAction, Demo, Format},
-    config::Config,
+    cli::{Again, Command, DeadLettersAction, Demo, Format},
+    config::{Config, SourceKind},
     dead_letters_command, demo, drop_command,
     init::{self, Step},
     peek_command, prune_command, status_command,
@@ -14,6 +14,21 @@ use crate::{
 
 /// What went wrong; printed with its causes.
 pub type CommandError = Box<dyn Error>;
+
+/// Refuses what works on a replication slot where there is none.
+pub fn refuse_without_slot(command: &Command, config: &Config) -> Result<(), CommandError> {
+    let instead = match command {
+        Command::Peek(_) => "what would be published next is in the table: the rows whose delivered_at is NULL",
+        Command::Drop(_) => "to decommission, stop walpost, then drop the columns and indexes of sql/poll.sql",
+        Command::Prune(_) => "`walpost run` deletes by delivered_at where retention.keep is set",
+        Command::Backfill(_) => "to publish rows once more, set their delivered_at to NULL",
+        _ => return Ok(()),
+    };
+    match config.postgres.source {
+        SourceKind::Wal => Ok(()),
+        SourceKind::Poll => Err(format!("postgres.source is \"poll\", so there is no slot; {instead}").into()),
+    }
+}
 
 /// `walpost init`
 pub fn init(config: &Config, only_print: bool) -> Result<u8, CommandError> {

@@ -193,7 +193,7 @@ pub fn requeue(config: &Config, ids: &[String]) -> Result<u64, DeadLettersError>
             return Err(DeadLettersError::Stays { id: letter.id.clone(), reason });
         }
     }
-    let sending = Sending { mode: crate::sink::Mode::Normal, batch_bytes: None };
+    let sending = Sending { mode: crate::sink::Mode::Normal, batch_bytes: None, lets_go: false };
     let mut settings = client_config(&config.kafka, sending, "walpost-dead-letters");
     // the operator waits: what is refused or not taken within the time is an error
     settings.set("message.timeout.ms", "10000");

@@ -388,6 +388,7 @@ mod tests {
                 timestamp: named(timestamp.unwrap_or("created_at"), timestamp.is_some()),
             },
             header_columns: Vec::new(),
+            poll: crate::config::PollColumns::default(),
         }
     }
 

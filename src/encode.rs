@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use crate::{
     decode::Cells,
     event::{OutboxEvent, Position},
+    lsn::Lsn,
 };
 
 /// Headers that walpost sets itself; no other source may use their names.
@@ -94,11 +95,7 @@ impl Headers {
         self.entries.clear();
         self.push(b"id", event.id);
         self.push(b"event_type", event.event_type);
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(b"walpost_position");
-        let name_end = self.bytes.len();
-        self.position.write(event.position, &mut self.bytes);
-        self.entries.push(Entry { start, name_end, value_end: self.bytes.len() });
+        self.push_position(event.position);
         for (name, index) in columns {
             if let Some(value) = cells.get(*index) {
                 self.push_new(name.as_bytes(), value);
@@ -119,7 +116,19 @@ impl Headers {
                 self.push(name, value);
             }
         }
-        self.push(b"walpost_position", position.to_string().as_bytes());
+        self.push_position(position);
+    }
+
+    /// An event that was not read from the log has no place in it, and so no such header.
+    fn push_position(&mut self, position: Position) {
+        if position.commit_lsn == Lsn::ZERO {
+            return;
+        }
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(b"walpost_position");
+        let name_end = self.bytes.len();
+        self.position.write(position, &mut self.bytes);
+        self.entries.push(Entry { start, name_end, value_end: self.bytes.len() });
     }
 
     /// Appends a header as it is.
@@ -256,7 +265,7 @@ fn unquote(json: &str) -> Cow<'_, str> {
 /// Writes positions; the text of the commit LSN is kept as long as the transaction lasts.
 #[derive(Debug, Clone, Default)]
 struct PositionText {
-    commit_lsn: crate::lsn::Lsn,
+    commit_lsn: Lsn,
     text: String,
 }
 
@@ -284,7 +293,6 @@ impl PositionText {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lsn::Lsn;
 
     fn filled(headers: Option<&str>) -> Result<Vec<(String, String)>, BadHeaders> {
         let mut all = Headers::default();

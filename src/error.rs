@@ -9,6 +9,7 @@ use crate::{
     backfill,
     init::InitError,
     pipeline::{PoisonError, SessionError, TableError},
+    poll,
     sink::SinkError,
     source::{ServerError, SourceError},
 };
@@ -37,6 +38,7 @@ pub fn judge(error: &SessionError) -> Verdict {
         SessionError::Source(error) => judge_source(error),
         SessionError::Prepare(error) => judge_prepare(error),
         SessionError::Backfill(error) => backfill::judge(error),
+        SessionError::Poll(error) => poll::judge(error),
         SessionError::Sink(error) => judge_sink(error),
         SessionError::Table { source: TableError::Columns(_), .. } => Verdict::Halt(
             "map the columns of the table in [outbox.columns] and [outbox.header_columns], or alter the table",
@@ -67,7 +69,10 @@ fn judge_prepare(error: &InitError) -> Verdict {
         }
         InitError::Statement { source, .. } => judge_code(source.code()),
         InitError::Slot(error) => backfill::judge(error),
-        InitError::TableMissing { .. } | InitError::PublicationAfterSlot { .. } | InitError::PublicationFaults(_) => {
+        InitError::UnmarkedRows { .. }
+        | InitError::TableMissing { .. }
+        | InitError::PublicationAfterSlot { .. }
+        | InitError::PublicationFaults(_) => {
             Verdict::Halt("mend it as the error says, then start again; `walpost check` shows everything at once")
         }
     }

@@ -8,8 +8,9 @@ use tokio_postgres::{Client, error::SqlState};
 use crate::{
     applications,
     backfill::{self, BackfillError, Fill, Slot},
-    config::{ColumnsConfig, Config, OutboxConfig, TableName},
+    config::{ColumnsConfig, Config, OutboxConfig, SourceKind, TableName},
     error::chain,
+    poll,
     publication::{self, Fault, PublicationFound, quoted, table_list},
     retention::record::{self, Record},
     sql::{self, SqlError, quote_identifier, quote_literal},
@@ -55,6 +56,18 @@ pub enum InitError {
         publication: String,
         /// The slot.
         slot: String,
+    },
+    /// A table that is to be polled has rows, and none is marked.
+    #[error(
+        "{table} holds {count} rows that were written before there was a mark for what was delivered; say what shall become of \
+         them: outbox.backfill = \"all\" publishes them, \"none\" marks them as delivered, and an SQL condition publishes those \
+         that fulfil it"
+    )]
+    UnmarkedRows {
+        /// The outbox.
+        table: String,
+        /// How many rows.
+        count: i64,
     },
     /// A publication of that name leaves rows out.
     #[error("{}", list(.0))]
@@ -130,6 +143,10 @@ pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<B
     for step in applications::ensure(&client, config).await? {
         done(step);
     }
+    if config.postgres.source == SourceKind::Poll {
+        poll::setup::ensure(&client, config).await?.into_iter().for_each(done);
+        return Ok(None);
+    }
     done(ensure_record(&client, config).await?);
     done(ensure_publication(&client, config).await?);
     let pending = match backfill::ensure_slot(&client, config).await? {
@@ -162,11 +179,21 @@ pub fn print(config: &Config) -> String {
     let schemas: Vec<String> = applications::schemas(config).into_iter().map(quote_identifier).collect();
     let granted = applications::granted(config);
     let record = Record::new(config);
-    parts.push(record.sql());
+    if config.postgres.source == SourceKind::Wal {
+        parts.push(record.sql());
+    }
     let mut names = vec![("SCHEMA \"public\"", format!("SCHEMA {}", schemas.join(", "))), (TABLE, table_list(&tables))];
     names.extend(granted.iter().map(|(default, names)| (default.as_str(), names.clone())));
     names.push((RECORD_TABLES[0], record.delivered().to_string()));
     names.push((RECORD_TABLES[1], record.dead_lettered().to_string()));
+    if config.postgres.source == SourceKind::Poll {
+        names.push(("LOGIN REPLICATION", "LOGIN".to_owned()));
+        let roles = substituted(ROLES, &names);
+        parts.extend(poll::setup::print(config));
+        parts.push(roles);
+        parts.extend(poll::setup::print_grants(config));
+        return parts.join("\n");
+    }
     parts.push(substituted(ROLES, &names));
     parts.push(create_publication(&config.postgres.publication, &tables));
     parts.push(substituted(SLOT, &[("'walpost'", quote_literal(&config.postgres.slot))]));

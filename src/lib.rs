@@ -73,6 +73,8 @@ pub mod observe;
 #[cfg(feature = "relay")]
 pub mod peek_command;
 #[cfg(feature = "relay")]
+pub mod poll;
+#[cfg(feature = "relay")]
 pub mod prepare;
 #[cfg(feature = "relay")]
 pub mod prune_command;

@@ -48,6 +48,7 @@ fn exit(outcome: Result<u8, CommandError>) -> ExitCode {
 }
 
 fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandError> {
+    commands::refuse_without_slot(command, config)?;
     match command {
         Command::Run => Ok(app::run(config)?.exit_code()),
         Command::Init(init) => commands::init(config, init.print),

@@ -11,12 +11,15 @@ use tokio::{
     time::timeout,
 };
 
+use tokio_postgres::Client;
+
 use crate::{
-    config::Config,
+    config::{Config, SourceKind},
     observe::{
         slot::{self, SlotState},
         status::{Status, Trouble},
     },
+    poll,
     sql::{self, SqlError},
 };
 
@@ -36,6 +39,9 @@ pub enum StatusError {
         /// Why Postgres does not answer.
         source: SqlError,
     },
+    /// The look at the tables failed.
+    #[error("look at the outbox tables")]
+    Tables(#[source] tokio_postgres::Error),
     /// The look at the slot failed.
     #[error("look at the replication slot")]
     Slot(#[from] tokio_postgres::Error),
@@ -57,6 +63,9 @@ pub async fn run(config: &Config) -> Result<Status, StatusError> {
         return Ok(status);
     }
     let client = sql::connect(&postgres.conninfo).await.map_err(|source| StatusError::Sql { asked, source })?;
+    if postgres.source == SourceKind::Poll {
+        return of_tables(&client, config, asked).await;
+    }
     let seen = slot::look(&client, &postgres.slot).await?;
     let mut status = Status::of_slot(&postgres.slot, &postgres.publication, &seen);
     let holder = match &seen.slot {
@@ -69,6 +78,20 @@ pub async fn run(config: &Config) -> Result<Status, StatusError> {
             format!("no walpost answers{}; server process {pid} streams from the slot to one elsewhere", at(asked))
         }
     };
+    status.troubles.insert(0, Trouble { part: "stream".to_owned(), reason });
+    Ok(status)
+}
+
+/// What the tables tell: how long the first undelivered event waits.
+async fn of_tables(client: &Client, config: &Config, asked: Option<SocketAddr>) -> Result<Status, StatusError> {
+    let postgres = &config.postgres;
+    let mut waiting: Option<f64> = Some(0.0);
+    for outbox in &config.outboxes {
+        let seconds = poll::waiting_seconds(client, outbox).await.map_err(StatusError::Tables)?;
+        waiting = waiting.zip(seconds).map(|(longest, seconds)| longest.max(seconds));
+    }
+    let mut status = Status::of_tables(&postgres.slot, &postgres.publication, waiting);
+    let reason = format!("no walpost answers{}; whether one polls elsewhere, no table tells", at(asked));
     status.troubles.insert(0, Trouble { part: "stream".to_owned(), reason });
     Ok(status)
 }

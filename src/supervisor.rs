@@ -10,18 +10,20 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     backfill::{BackfillError, Fill, Filled},
     backoff::Backoff,
-    config::Config,
+    config::{Config, SourceKind},
     error::{Verdict, chain, judge},
     fault,
     init::InitError,
     lsn::Lsn,
     observe::{Health, Metrics, Part, Progress},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
+    poll::{self, PollError, Retry, Witnesses},
     prepare::{Prepared, prepare},
     retention::Witness,
     sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
     source::{
         Replication, SourceError, Wire,
+        queue::Queue,
         slot::{self, SlotFound},
     },
 };
@@ -78,6 +80,8 @@ enum Reached {
     Stream(Box<Replication>, Lsn),
     /// The rows before the stream.
     Rows,
+    /// The tables themselves.
+    Tables(Box<Queue>),
 }
 
 /// Waits between tries to reach Postgres; the first is short, since most losses are short.
@@ -115,6 +119,8 @@ pub struct Supervisor {
     system: Option<String>,
     /// Rows to publish before the stream, or instead of one.
     fill: Option<Box<Fill>>,
+    /// When what failed is tried again, where the tables are polled.
+    retries: Vec<Retry>,
     /// The slot was held in this process: when it is gone, it was taken away.
     held: bool,
     /// Turns true once tables, publication and slot are there.
@@ -125,18 +131,20 @@ impl Supervisor {
     /// Compiles the routes; the configuration is valid otherwise.
     pub fn new(config: Config, shared: Shared, signals: Signals) -> Result<Self, crate::route::RouteError> {
         let stages = Stages::new(&config)?;
+        let lets_go = config.postgres.source == SourceKind::Poll;
         Ok(Self {
             config,
             shared,
             signals,
             stages,
-            sending: Sending { mode: Mode::Normal, batch_bytes: None },
+            sending: Sending { mode: Mode::Normal, batch_bytes: None, lets_go },
             was_too_large: false,
             delivered: Delivered::default(),
             spare: None,
             refused: None,
             system: None,
             fill: None,
+            retries: Vec::new(),
             held: false,
             prepared: watch::Sender::new(false),
         })
@@ -212,6 +220,7 @@ impl Supervisor {
         let outcome = match connected {
             Err(error) => Err(error),
             Ok(Reached::Rows) => self.backfill(&mut sink).await,
+            Ok(Reached::Tables(queue)) => self.poll(queue, &mut sink).await,
             Ok(Reached::Stream(mut source, confirmed)) => {
                 self.shared.progress.set_streaming(true);
                 self.shared.health.well(Part::Stream);
@@ -229,6 +238,18 @@ impl Supervisor {
             self.spare = Some(sink);
         }
         outcome
+    }
+
+    /// Publishes what the tables hold, without a stream.
+    async fn poll(&mut self, mut queue: Box<Queue>, sink: &mut KafkaSink) -> Result<Over, SessionError> {
+        self.shared.progress.set_streaming(true);
+        self.shared.health.well(Part::Stream);
+        tracing::info!(tables = queue.len(), "polling");
+        let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        let witnesses = Witnesses { telltale, health: &self.shared.health };
+        let way = (&self.config, self.sending.mode != Mode::Normal);
+        let mut session = poll::Session::new(&mut queue, (sink, &mut self.stages), way, witnesses);
+        session.run(&mut self.retries, &mut self.signals).await.map(|()| Over::AsAsked)
     }
 
     /// Publishes the rows that stand before the stream, then gives the slot its name.
@@ -266,6 +287,13 @@ impl Supervisor {
     async fn connect(&mut self) -> Result<Reached, SessionError> {
         if self.fill.is_some() {
             return Ok(Reached::Rows);
+        }
+        if self.polls() {
+            let queue = poll::connect(&self.config).await?;
+            if self.prepared.send_replace(true) {
+                self.shared.metrics.reconnects.with_label_values(&["sql"]).inc();
+            }
+            return Ok(Reached::Tables(Box::new(queue)));
         }
         let postgres = &self.config.postgres;
         let prepared = *self.prepared.borrow();
@@ -362,13 +390,15 @@ impl Supervisor {
     }
 
     fn note(&mut self, error: &SessionError) {
-        let metrics = &self.shared.metrics;
+        let metrics = Arc::clone(&self.shared.metrics);
         let SessionError::Sink(error) = error else { return };
         metrics.producer_restarts.with_label_values(&[sink_reason(error)]).inc();
         match error {
             SinkError::Suspect { until, code, .. } => {
                 self.was_too_large = code == TOO_LARGE;
-                self.sending.mode = Mode::Isolate { until: *until };
+                // a polling session counts its rows from 0, and begins with those of the batch that failed
+                let until = if self.polls() { Lsn(u64::from(self.config.poll.batch)) } else { *until };
+                self.sending.mode = Mode::Isolate { until };
             }
             SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
             SinkError::Cleared { convicted: 0 } if self.was_too_large => self.shrink_batches(),
@@ -378,11 +408,15 @@ impl Supervisor {
 }
 
 impl Supervisor {
+    fn polls(&self) -> bool {
+        self.config.postgres.source == SourceKind::Poll
+    }
+
     /// A batch was too large and none of its records was: a topic takes less than the producer's default.
     fn shrink_batches(&mut self) {
         let bytes = (self.sending.batch_bytes.unwrap_or(DEFAULT_BATCH_BYTES) / SHRINK_BY).max(1);
         tracing::warn!(bytes, "a topic takes smaller batches than others; from now on no batch is larger than this");
-        self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes) };
+        self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes), ..self.sending };
     }
 }
 
@@ -398,7 +432,7 @@ fn slot_is_taken(error: &SessionError) -> bool {
 fn part(error: &SessionError) -> Part {
     match error {
         SessionError::Sink(SinkError::Refused { .. }) => Part::Topic,
-        SessionError::Sink(_) => Part::Kafka,
+        SessionError::Sink(_) | SessionError::Poll(PollError::Unacknowledged { .. }) => Part::Kafka,
         _ => Part::Stream,
     }
 }
@@ -417,7 +451,9 @@ fn sink_reason(error: &SinkError) -> &'static str {
 fn reason(error: &SessionError) -> &'static str {
     match error {
         SessionError::Source(SourceError::SlotLost { .. } | SourceError::OtherSystem { .. }) => "slot_lost",
-        SessionError::Source(_) | SessionError::Prepare(_) | SessionError::Backfill(_) => "postgres",
+        SessionError::Source(_) | SessionError::Prepare(_) | SessionError::Backfill(_) | SessionError::Poll(_) => {
+            "postgres"
+        }
         SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
         SessionError::Sink(_) => "kafka",
         SessionError::Table { .. } => "table",

@@ -5,6 +5,7 @@
 
 mod findings;
 mod kafka;
+mod poll;
 mod retention;
 mod server;
 mod slot;
@@ -16,7 +17,7 @@ use tokio_postgres::Client;
 pub use findings::{Finding, Findings, Report, Severity};
 
 use crate::{
-    config::Config,
+    config::{Config, SourceKind},
     error::{self, Verdict, chain},
     pipeline::SessionError,
     publication,
@@ -31,7 +32,9 @@ pub async fn run(config: &Config) -> Report {
     match sql::connect(&config.postgres.conninfo).await {
         Ok(client) => {
             findings.ok("postgres_reachable", format!("Postgres answers at {}", config.postgres.conninfo.redacted()));
-            replication_link(config, &mut findings).await;
+            if config.postgres.source == SourceKind::Wal {
+                replication_link(config, &mut findings).await;
+            }
             findings.extend(postgres(&client, config).await);
             event_types = topics::event_types(&client, config).await;
         }
@@ -57,6 +60,17 @@ pub async fn postgres(client: &Client, config: &Config) -> Vec<Finding> {
 
 async fn look(client: &Client, config: &Config, findings: &mut Findings) -> Result<(), tokio_postgres::Error> {
     let server = server::look(client).await?;
+    if config.postgres.source == SourceKind::Poll {
+        server.judge_for_polling(findings);
+        for outbox in &config.outboxes {
+            let table = table::look(client, outbox).await?;
+            table::judge(outbox, table.as_ref(), &server, config, findings);
+            if table.is_some() {
+                poll::judge(client, outbox, config, findings).await?;
+            }
+        }
+        return Ok(());
+    }
     server.judge(findings);
     let published = publication::find(client, &config.postgres.publication, &config.outboxes).await?;
     let mut tables = Vec::new();

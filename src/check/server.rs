@@ -98,6 +98,19 @@ impl Server {
         self.judge_settings(findings);
     }
 
+    /// What counts where no log is read.
+    pub(super) fn judge_for_polling(&self, findings: &mut Findings) {
+        self.judge_version(findings);
+        if self.in_recovery {
+            findings.error(
+                "standby",
+                "the server is a standby".to_owned(),
+                "polling marks rows, and a standby takes no writes",
+                "name the primary in postgres.url, or several hosts with target_session_attrs=read-write",
+            );
+        }
+    }
+
     fn judge_version(&self, findings: &mut Findings) {
         let (major, minor) = (self.major(), self.number % 10_000);
         let what = format!("the server is Postgres {}", self.version);

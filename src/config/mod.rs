@@ -135,6 +135,8 @@ pub struct Config {
     pub kafka: KafkaConfig,
     /// Bounds on what is in flight.
     pub limits: LimitsConfig,
+    /// How the table is read where `postgres.source` is `poll`.
+    pub poll: PollConfig,
     /// Deletion of delivered rows; `None`: they stay.
     pub retention: Option<RetentionConfig>,
     /// How a stop drains.
@@ -156,6 +158,17 @@ pub struct PostgresConfig {
     pub publication: String,
     /// Create publication and slot when they are missing. Default true.
     pub auto_create: bool,
+    /// Where events are read. Default `wal`.
+    pub source: SourceKind,
+}
+
+/// Where events are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceKind {
+    /// The write-ahead log, through a replication slot.
+    Wal,
+    /// The table itself, which holds a mark for what was delivered.
+    Poll,
 }
 
 /// What becomes of rows that are older than the slot.
@@ -191,6 +204,25 @@ pub struct OutboxConfig {
     pub columns: ColumnsConfig,
     /// Further columns as headers: (header, column), in file order.
     pub header_columns: Vec<(String, String)>,
+    /// The columns that polling needs beside them; keys of `[outbox.columns]` as well.
+    pub poll: PollColumns,
+}
+
+/// The columns of a table that is polled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PollColumns {
+    /// When the brokers had it: a `timestamptz` that may be NULL. Default `delivered_at`.
+    pub delivered_at: String,
+    /// How often its delivery failed: a whole number. Default `attempts`.
+    pub attempts: String,
+    /// The order in which rows are published; unset: the id where it is a number, else the timestamp and then the id.
+    pub order: Option<String>,
+}
+
+impl Default for PollColumns {
+    fn default() -> Self {
+        Self { delivered_at: "delivered_at".into(), attempts: "attempts".into(), order: None }
+    }
 }
 
 /// `[outbox.columns]`. The `Option`s are `Some(name)` when the operator named the column (it must exist) and fall back to
@@ -277,6 +309,19 @@ pub struct LimitsConfig {
     pub in_flight_bytes: usize,
     /// Rows a second that a backfill publishes at most; 0 (the default), as fast as they are taken.
     pub backfill_rate: u32,
+}
+
+/// `[poll]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PollConfig {
+    /// Rows of one transaction at most, 1 to 10,000. Default 1,000.
+    pub batch: u32,
+    /// `interval_ms`: how long to wait where there is nothing to send and nobody notifies, 10 to 3,600,000. Default 1,000.
+    pub interval: Duration,
+    /// `ack_timeout_ms`: how long a transaction stays open for the brokers' answer, 1,000 to 600,000. Default 30,000.
+    pub ack_timeout: Duration,
+    /// The channel on which a trigger notifies, at most 63 bytes; `None` (the default): only the interval counts.
+    pub notify_channel: Option<String>,
 }
 
 /// `[retention]`: rows that were delivered and are older than `keep` are deleted.

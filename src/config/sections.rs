@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     Backfill, ColumnsConfig, Config, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat, OnIllegalTopic,
-    OptionalColumn, OutboxConfig, PostgresConfig, RetentionConfig, RouteConfig, RouteRule, Secret, ShutdownConfig,
+    OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig, RouteConfig, RouteRule,
+    Secret, ShutdownConfig, SourceKind,
     fault::Origin,
     reader::{Located, Section},
     refused,
@@ -29,6 +30,7 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
         in_flight_bytes: size(section, "in_flight_bytes", 64 << 20, 64 << 10..=16 << 30),
         backfill_rate: u32::try_from(section.integer("backfill_rate", 0, &(0..=1_000_000)).value).unwrap_or(0),
     });
+    let poll = within(root, "poll", poll);
     let retention = within(root, "retention", retention);
     let shutdown = within(root, "shutdown", |section| {
         let millis = section.integer("drain_timeout_ms", 10_000, &(0..=3_600_000)).value;
@@ -36,7 +38,7 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     });
     let http = within(root, "http", http);
     let log = within(root, "log", log_section);
-    Some(Config { postgres: postgres?, outboxes, route, kafka, limits, retention, shutdown, http, log })
+    Some(Config { postgres: postgres?, outboxes, route, kafka, limits, poll, retention, shutdown, http, log })
 }
 
 fn within<T>(root: &mut Section<'_>, key: &str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
@@ -68,6 +70,7 @@ fn postgres(section: &mut Section<'_>, pgpassword: Option<Secret>) -> Option<Pos
         section.fault(&publication.at, "publication", "must have 1 to 63 bytes, none of them NUL", "rename it");
     }
     let auto_create = section.boolean("auto_create", true);
+    let source = section.choice("source", &[("wal", SourceKind::Wal), ("poll", SourceKind::Poll)]);
     let Some(url) = url else {
         section.missing(
             "url",
@@ -77,7 +80,7 @@ fn postgres(section: &mut Section<'_>, pgpassword: Option<Secret>) -> Option<Pos
         return None;
     };
     let conninfo = conninfo(section, &url, password_file, pgpassword)?;
-    Some(PostgresConfig { conninfo, slot: slot.value, publication: publication.value, auto_create })
+    Some(PostgresConfig { conninfo, slot: slot.value, publication: publication.value, auto_create, source })
 }
 
 fn conninfo(
@@ -154,15 +157,24 @@ fn outbox(section: &mut Section<'_>, one_of_several: bool) -> OutboxConfig {
         })
     });
     let backfill = section.text("backfill").map(|text| Backfill::parse(&text.value));
-    let columns = within(section, "columns", |section| ColumnsConfig {
-        id: column(section, "id", "id").name,
-        event_type: column(section, "event_type", "event_type").name,
-        payload: column(section, "payload", "payload").name,
-        key: column(section, "key", "key"),
-        headers: column(section, "headers", "headers"),
-        timestamp: column(section, "timestamp", "created_at"),
+    let (columns, poll) = within(section, "columns", |section| {
+        let columns = ColumnsConfig {
+            id: column(section, "id", "id").name,
+            event_type: column(section, "event_type", "event_type").name,
+            payload: column(section, "payload", "payload").name,
+            key: column(section, "key", "key"),
+            headers: column(section, "headers", "headers"),
+            timestamp: column(section, "timestamp", "created_at"),
+        };
+        let order = column(section, "order", "");
+        let poll = PollColumns {
+            delivered_at: column(section, "delivered_at", "delivered_at").name,
+            attempts: column(section, "attempts", "attempts").name,
+            order: order.explicit.then_some(order.name),
+        };
+        (columns, poll)
     });
-    OutboxConfig { table, backfill, columns, header_columns: header_columns(section) }
+    OutboxConfig { table, backfill, columns, header_columns: header_columns(section), poll }
 }
 
 fn column(section: &mut Section<'_>, key: &str, default: &str) -> OptionalColumn {
@@ -315,6 +327,22 @@ fn flatten(entries: Entries) -> Entries {
         _ => vec![(name, node)],
     };
     entries.into_iter().flat_map(flat).collect()
+}
+
+fn poll(section: &mut Section<'_>) -> PollConfig {
+    let millis = |located: Located<i64>| Duration::from_millis(located.value.unsigned_abs());
+    let channel = section.text("notify_channel");
+    if let Some(channel) = &channel
+        && (channel.value.len() > MAX_NAME_BYTES || channel.value.contains('\0'))
+    {
+        section.fault(&channel.at, "notify_channel", "must have 1 to 63 bytes, none of them NUL", "rename it");
+    }
+    PollConfig {
+        batch: u32::try_from(section.integer("batch", 1_000, &(1..=10_000)).value).unwrap_or(1_000),
+        interval: millis(section.integer("interval_ms", 1_000, &(10..=3_600_000))),
+        ack_timeout: millis(section.integer("ack_timeout_ms", 30_000, &(1_000..=600_000))),
+        notify_channel: channel.map(|channel| channel.value),
+    }
 }
 
 fn retention(section: &mut Section<'_>) -> Option<RetentionConfig> {

@@ -54,6 +54,10 @@ pub struct Metrics {
     pub pruned_rows: IntCounter,
     /// `walpost_outbox_rows`: absent until a retention pass has looked
     pub outbox_rows: IntGaugeVec,
+    /// `walpost_poll_failures_total`
+    pub poll_failures: IntCounter,
+    /// `walpost_poll_failed_events`
+    pub poll_failed_events: IntGauge,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
     states: States,
@@ -67,6 +71,7 @@ impl Metrics {
         let counters = |name, help, labels: &[&str]| {
             register(&registry, IntCounterVec::new(Opts::new(name, help), labels).expect("the name is legal"))
         };
+        let counter = |name, help| register(&registry, IntCounter::new(name, help).expect("the name is legal"));
         let metrics = Self {
             events_published: counters(
                 "events_published_total",
@@ -78,11 +83,7 @@ impl Metrics {
                 "Bytes of keys and values of the events acknowledged by the brokers.",
                 &["topic"],
             ),
-            transactions: register(
-                &registry,
-                IntCounter::new("transactions_total", "Transactions with at least one event, delivered whole.")
-                    .expect("the name is legal"),
-            ),
+            transactions: counter("transactions_total", "Transactions with at least one event, delivered whole."),
             commit_to_ack: register(&registry, commit_to_ack()),
             backpressure: register(
                 &registry,
@@ -107,13 +108,9 @@ impl Metrics {
                 "Changes received that are no inserts and were skipped, by kind.",
                 &["kind"],
             ),
-            other_table_rows: register(
-                &registry,
-                IntCounter::new(
-                    "other_table_rows_total",
-                    "Rows received of published tables that are no outbox of the configuration, and skipped.",
-                )
-                .expect("the name is legal"),
+            other_table_rows: counter(
+                "other_table_rows_total",
+                "Rows received of published tables that are no outbox of the configuration, and skipped.",
             ),
             reconnects: counters(
                 "reconnects_total",
@@ -125,11 +122,7 @@ impl Metrics {
                 "Kafka producers rebuilt after a fatal error, by reason.",
                 &["reason"],
             ),
-            pruned_rows: register(
-                &registry,
-                IntCounter::new("pruned_rows_total", "Delivered rows that retention deleted from the outbox tables.")
-                    .expect("the name is legal"),
-            ),
+            pruned_rows: counter("pruned_rows_total", "Delivered rows that retention deleted from the outbox tables."),
             outbox_rows: register(
                 &registry,
                 IntGaugeVec::new(
@@ -138,6 +131,15 @@ impl Metrics {
                         "Rows in the outbox tables at the last retention pass; above 10,000 as the server estimates.",
                     ),
                     &[],
+                )
+                .expect("the name is legal"),
+            ),
+            poll_failures: counter("poll_failures_total", "Polling: tries to deliver an event that failed."),
+            poll_failed_events: register(
+                &registry,
+                IntGauge::new(
+                    "poll_failed_events",
+                    "Polling: events that wait to be tried again after a failure; counted to 1000 for each table.",
                 )
                 .expect("the name is legal"),
             ),
@@ -375,6 +377,8 @@ mod tests {
             "producer_restarts_total",
             "pruned_rows_total",
             "outbox_rows",
+            "poll_failures_total",
+            "poll_failed_events",
             "halted",
             "build_info",
         ] {

@@ -23,6 +23,8 @@ pub struct View {
     pub slot: String,
     /// Name of the publication.
     pub publication: String,
+    /// The tables are polled: there is neither slot nor publication.
+    pub polls: bool,
 }
 
 impl View {
@@ -36,7 +38,8 @@ impl View {
             .collect();
         let unexplained = !self.progress.streaming() && !troubles.iter().any(|trouble| trouble.part == "stream");
         if unexplained {
-            let reason = "the replication stream is not open yet".to_owned();
+            let what = if self.polls { "the tables are not polled" } else { "the replication stream is not open" };
+            let reason = format!("{what} yet");
             troubles.insert(0, Trouble { part: "stream".to_owned(), reason });
         }
         troubles
@@ -64,6 +67,7 @@ impl View {
             in_flight_bytes: Some(bytes),
             troubles,
             last_error: self.health.last_error(),
+            source: source(self.polls).to_owned(),
             ..Status::of_slot(&self.slot, &self.publication, &seen)
         }
     }
@@ -74,6 +78,9 @@ impl View {
 pub struct Status {
     /// The version that answers.
     pub version: String,
+    /// Where events are read: `wal` or `poll`. What concerns slot and WAL is null while tables are polled.
+    #[serde(default)]
+    pub source: String,
     /// Name of the slot.
     pub slot: String,
     /// Name of the publication.
@@ -125,6 +132,7 @@ impl Status {
         let wrong = seen.slot.trouble(slot).map(|reason| Trouble { part: "slot".to_owned(), reason });
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            source: source(false).to_owned(),
             slot: slot.to_owned(),
             publication: publication.to_owned(),
             ready: false,
@@ -145,16 +153,38 @@ impl Status {
     }
 }
 
+impl Status {
+    /// What the tables alone tell: since when, in seconds, an event waits, without a walpost that answers.
+    pub fn of_tables(slot: &str, publication: &str, waiting_seconds: Option<f64>) -> Self {
+        let nothing = Self::of_slot(slot, publication, &Observation::default());
+        Self { source: source(true).to_owned(), lag_seconds: waiting_seconds, ..nothing }
+    }
+}
+
+fn source(polls: bool) -> &'static str {
+    if polls { "poll" } else { "wal" }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |flag| if flag { "yes" } else { "no" };
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
         let mut row = |name: &str, value: String| writeln!(f, "{name:<14}{value}");
         row("walpost", self.version.clone())?;
-        row("slot", self.slot.clone())?;
-        row("publication", self.publication.clone())?;
+        let polls = self.source == source(true);
+        if polls {
+            row("source", self.source.clone())?;
+        } else {
+            row("slot", self.slot.clone())?;
+            row("publication", self.publication.clone())?;
+        }
         if self.in_flight_events.is_some() {
             row("ready", yes(self.ready).to_owned())?;
+        }
+        if polls {
+            row("polling", yes(self.streaming).to_owned())?;
+            row("lag", self.lag_seconds.map_or_else(|| "unknown".to_owned(), |seconds| format!("{seconds:.1} s")))?;
+            return self.fmt_rest(f);
         }
         row("streaming", yes(self.streaming).to_owned())?;
         row("received", text(&self.received_lsn))?;
@@ -168,6 +198,13 @@ impl fmt::Display for Status {
         if let Some(safe) = self.safe_wal_bytes {
             row("until lost", bytes(u64::try_from(safe).unwrap_or(0)))?;
         }
+        self.fmt_rest(f)
+    }
+}
+
+impl Status {
+    fn fmt_rest(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: String| writeln!(f, "{name:<14}{value}");
         if let (Some(events), Some(size)) = (self.in_flight_events, self.in_flight_bytes) {
             row("in flight", format!("{events} events, {}", bytes(size)))?;
         }
@@ -209,6 +246,7 @@ pub(crate) mod tests {
             observation,
             slot: "walpost".to_owned(),
             publication: "walpost".to_owned(),
+            polls: false,
         };
         (view, sender)
     }

@@ -20,6 +20,7 @@ use crate::{
     init::InitError,
     lsn::Lsn,
     observe::{Metrics, Progress, ServerState},
+    poll::PollError,
     sink::{Sink, SinkError},
     source::{
         Event, Source, SourceError,
@@ -84,6 +85,9 @@ pub enum SessionError {
     /// Rows that are older than the slot cannot be read.
     #[error(transparent)]
     Backfill(#[from] BackfillError),
+    /// The table cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] PollError),
     /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),

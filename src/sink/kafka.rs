@@ -72,6 +72,9 @@ pub struct Sending {
     pub mode: Mode,
     /// The largest batch, where the producer's default was too large for a topic.
     pub batch_bytes: Option<u32>,
+    /// A record that is refused, or whose topic is missing, ends nothing: it is told by [`KafkaSink::take_failures`], or by the
+    /// error of [`Sink::enqueue`], and counts as durable. For a source that can send each again by itself.
+    pub lets_go: bool,
 }
 
 /// Sends records to Kafka.
@@ -101,6 +104,21 @@ pub struct KafkaSink {
     /// A single record tries the topic that refused; nothing else moves, so that a refusal costs no repetitions.
     probing: bool,
     troubled: bool,
+    /// Where whoever sends takes single failures: those that have not been taken.
+    failures: Option<Vec<Failed>>,
+}
+
+/// A record that was not delivered and holds nothing else up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// The position that it was handed over with.
+    pub commit_lsn: Lsn,
+    /// The topic.
+    pub topic: String,
+    /// librdkafka's name of the error.
+    pub code: String,
+    /// It is the topic that takes no records, and not the record that is at fault.
+    pub is_refusal: bool,
 }
 
 impl KafkaSink {
@@ -152,6 +170,7 @@ impl KafkaSink {
             health,
             probing: false,
             troubled: true,
+            failures: sending.lets_go.then(Vec::new),
         })
     }
 
@@ -163,6 +182,16 @@ impl KafkaSink {
     /// Where dead letters are noted.
     pub fn tell_of_dead_letters(&mut self, buried: Arc<Buried>) {
         self.buried = buried;
+    }
+
+    /// Records that ended nothing, since the last question.
+    pub fn take_failures(&mut self) -> Vec<Failed> {
+        self.failures.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Positions of what is delivered although something before it is not.
+    pub fn delivered_ahead(&self) -> impl Iterator<Item = Lsn> {
+        self.tracker.delivered_ahead().map(|load| load.commit_lsn)
     }
 
     /// Remembers what earlier sessions have met: a topic that refused records, and what the brokers have beyond the slot.
@@ -279,7 +308,12 @@ impl Sink for KafkaSink {
         if dying || self.must_wait(position, record) {
             return Ok(Queued::Full);
         }
-        let Some(mut account) = self.topics.number(record.topic)? else { return Ok(Queued::Full) };
+        let Some(mut account) = self.topics.number(record.topic)? else {
+            let absent = self.topics.absent(record.topic).filter(|_| self.failures.is_some());
+            return absent.map_or(Ok(Queued::Full), |code| {
+                Err(SinkError::Refused { topic: record.topic.to_owned(), code: code.to_owned() })
+            });
+        };
         if let Some(dead) = record.dead {
             account = self.topics.dead_number(account, dead);
             self.buried.note(record.event_id);

@@ -55,6 +55,8 @@ pub struct Topics {
     handles: Vec<TopicHandle>,
     accounts: Vec<Account>,
     asked: HashSet<String>,
+    /// Missing or denied when last asked for; the value is librdkafka's name of the error.
+    absent: HashMap<String, String>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     /// A topic that refused records in the session before: ready again only once it takes one.
@@ -76,6 +78,7 @@ impl Topics {
             handles: Vec::new(),
             accounts: Vec::new(),
             asked: HashSet::new(),
+            absent: HashMap::new(),
             metrics,
             health,
             refused: None,
@@ -117,6 +120,7 @@ impl Topics {
             }
             Some(TopicState::Absent { code, why }) => {
                 self.hold(name, &code, &why);
+                self.absent.insert(name.to_owned(), code);
                 Ok(None)
             }
             None => {
@@ -127,6 +131,11 @@ impl Topics {
                 Ok(None)
             }
         }
+    }
+
+    /// Why a topic takes no records, where the brokers have said so.
+    pub fn absent(&self, name: &str) -> Option<&str> {
+        self.absent.get(name).map(String::as_str)
     }
 
     /// The account for dead letters of one kind, which go to the topic with this number.
@@ -158,6 +167,7 @@ impl Topics {
         let number = self.push(Account { handle, topic: name.into(), events, bytes, dead: None });
         self.numbers.insert(name.to_owned(), number);
         self.asked.remove(name);
+        self.absent.remove(name);
         Ok(number)
     }
 

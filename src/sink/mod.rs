@@ -21,7 +21,7 @@ use std::future::Future;
 use crate::{encode::Record, event::Position, lsn::Lsn};
 pub use buried::{Buried, Ids};
 pub use delivered::Delivered;
-pub use kafka::{KafkaSink, Mode, Sending};
+pub use kafka::{Failed, KafkaSink, Mode, Sending};
 pub use settings::{admin_config, client_config};
 
 /// What became of a record that was handed over.
@@ -86,9 +86,9 @@ pub enum SinkError {
         code: String,
     },
     /// The suspects are all through; go back to normal batches.
-    #[error("every suspect record is through, {convicted} of them to the dead-letter topic")]
+    #[error("every suspect record is through, {convicted} of them were refused")]
     Cleared {
-        /// How many went to the dead-letter topic.
+        /// How many were refused.
         convicted: u64,
     },
     /// The producer is dead.

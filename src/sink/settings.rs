@@ -68,8 +68,9 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     }
     if sending.mode != Mode::Normal {
         settings.set("batch.num.messages", "1").set("linger.ms", "0");
-        // a refused record that goes to the dead-letter topic leaves a gap; one that ends the run must not
-        settings.set("enable.gapless.guarantee", config.dead_letter_topic.is_none().to_string());
+        // a refused record that goes to the dead-letter topic, or is left, leaves a gap; one that ends the run must not
+        let gapless = config.dead_letter_topic.is_none() && !sending.lets_go;
+        settings.set("enable.gapless.guarantee", gapless.to_string());
     }
     settings
 }
@@ -124,7 +125,7 @@ mod tests {
     fn properties_that_fit_the_producer_fit_the_admin_client() {
         // librdkafka's own reconnect.backoff.ms is larger than this, and it refuses the pair
         let config = kafka(&[("reconnect.backoff.max.ms", "70")]);
-        let sending = Sending { mode: Mode::Normal, batch_bytes: None };
+        let sending = Sending { mode: Mode::Normal, batch_bytes: None, lets_go: false };
         client_config(&config, sending, "test").create::<BaseProducer>().unwrap();
         admin_config(&config).create::<AdminClient<DefaultClientContext>>().unwrap();
     }

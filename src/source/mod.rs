@@ -7,6 +7,7 @@
 
 pub mod feedback;
 pub mod pgoutput;
+pub mod queue;
 pub mod relation;
 pub mod slot;
 pub mod snapshot;

@@ -22,8 +22,8 @@ use crate::{
 const CHUNK: u64 = 2000;
 
 /// Type oids (`pg_type.dat`) of numbers, and of what a timestamp column may hold.
-const NUMBERS: [u32; 4] = [20, 21, 23, 1700];
-const TIMES: [u32; 4] = [20, 1082, 1114, 1184];
+pub(super) const NUMBERS: [u32; 4] = [20, 21, 23, 1700];
+pub(super) const TIMES: [u32; 4] = [20, 1082, 1114, 1184];
 
 /// A policy on rows would hide some without a word, so it has to be an error; the plan is for all rows, not for the first
 /// ones; and since 17 a timeout might end the transaction.
@@ -119,29 +119,12 @@ impl Snapshot {
 
     /// Adds rows to what is read, `count` of them; false when there is no such table.
     pub async fn add(&mut self, selection: &Selection, count: u64) -> Result<bool, SourceError> {
-        let Some(relation) = self.describe(&selection.table).await? else { return Ok(false) };
+        let Some(relation) = describe(&mut self.wire, &selection.table).await? else { return Ok(false) };
         let columns: Vec<_> = relation.columns.iter().map(|column| quote_identifier(&column.name)).collect();
         let order = order(&relation, selection);
         let query = format!("SELECT {} {} ORDER BY {order}", columns.join(", "), selection.from());
         self.tables.push(Table { relation, query, count });
         Ok(true)
-    }
-
-    /// The table as pgoutput describes it: types of columns as they are declared, and no generated ones.
-    async fn describe(&mut self, table: &TableName) -> Result<Option<Relation>, SourceError> {
-        let sql = format!(
-            "SELECT c.oid, a.attname, a.atttypid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' \
-             WHERE n.nspname = {} AND c.relname = {} ORDER BY a.attnum",
-            quote_literal(&table.schema),
-            quote_literal(&table.table)
-        );
-        let rows = self.wire.query(&sql).await?;
-        let number = |row: &TextRow, index: usize| row.get(index)?.as_deref()?.parse::<u32>().ok();
-        let column = |row: &TextRow| Some(Column { name: row.get(1)?.clone()?, type_oid: number(row, 2)? });
-        let Some(oid) = rows.first().and_then(|row| number(row, 0)) else { return Ok(None) };
-        let columns = rows.iter().filter_map(column).collect();
-        Ok(Some(Relation { oid, schema: table.schema.clone(), table: table.table.clone(), columns }))
     }
 
     /// The tables, as they are described.
@@ -258,6 +241,23 @@ fn first(rows: &[TextRow]) -> Option<&str> {
     rows.first()?.first()?.as_deref()
 }
 
+/// The table as pgoutput describes it: types of columns as they are declared, and no generated ones.
+pub(super) async fn describe(wire: &mut Wire, table: &TableName) -> Result<Option<Relation>, SourceError> {
+    let sql = format!(
+        "SELECT c.oid, a.attname, a.atttypid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' \
+         WHERE n.nspname = {} AND c.relname = {} ORDER BY a.attnum",
+        quote_literal(&table.schema),
+        quote_literal(&table.table)
+    );
+    let rows = wire.query(&sql).await?;
+    let number = |row: &TextRow, index: usize| row.get(index)?.as_deref()?.parse::<u32>().ok();
+    let column = |row: &TextRow| Some(Column { name: row.get(1)?.clone()?, type_oid: number(row, 2)? });
+    let Some(oid) = rows.first().and_then(|row| number(row, 0)) else { return Ok(None) };
+    let columns = rows.iter().filter_map(column).collect();
+    Ok(Some(Relation { oid, schema: table.schema.clone(), table: table.table.clone(), columns }))
+}
+
 /// By id where ids are numbers, since those count up; else by time, then id. The last two make the order the same each time.
 fn order(relation: &Relation, selection: &Selection) -> String {
     let is = |name: &str, types: &[u32]| {
@@ -272,7 +272,7 @@ fn order(relation: &Relation, selection: &Selection) -> String {
 }
 
 /// Writes a `DataRow` as pgoutput writes a row; the number of its cells.
-fn write_cells(body: &[u8], cells: &mut Vec<u8>) -> Result<u16, SourceError> {
+pub(super) fn write_cells(body: &[u8], cells: &mut Vec<u8>) -> Result<u16, SourceError> {
     let bad = || SourceError::Protocol("malformed DataRow".into());
     cells.clear();
     cells.shrink_to(64 * 1024);

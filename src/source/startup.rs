@@ -221,6 +221,7 @@ impl Wire {
                 Message::DataRow(body) => rows.push(text_row(&body)?),
                 Message::ErrorResponse(body) => failure = Some(ServerError::from_fields(body.fields())),
                 Message::ReadyForQuery(_) => return failure.map_or(Ok(rows), |error| Err(SourceError::Server(error))),
+                Message::NotificationResponse(_) => self.note_notification(b'A'),
                 _ => {}
             }
         }

@@ -51,6 +51,7 @@ pub struct Wire {
     output: BytesMut,
     last_read: usize,
     last_received: Instant,
+    notified: bool,
 }
 
 /// A whole message from the server: its tag and its body, still in the read buffer.
@@ -81,7 +82,7 @@ impl Wire {
     /// Wraps a connected socket.
     pub fn new(socket: Socket) -> Self {
         let (input, output) = (BytesMut::with_capacity(READ_BYTES), BytesMut::with_capacity(1024));
-        Self { socket, input, output, last_read: READ_BYTES, last_received: Instant::now() }
+        Self { socket, input, output, last_read: READ_BYTES, last_received: Instant::now(), notified: false }
     }
 
     /// The next whole message, if it has arrived. It stays until [`Self::consume`].
@@ -97,6 +98,16 @@ impl Wire {
                 self.input = BytesMut::from(&self.input[..]); // a giant message's memory is not kept
             }
         }
+    }
+
+    /// Takes note of a message of this tag where it is a notification.
+    pub(super) fn note_notification(&mut self, tag: u8) {
+        self.notified |= tag == b'A';
+    }
+
+    /// Whether there was a notification since the last question.
+    pub(super) fn take_notification(&mut self) -> bool {
+        std::mem::take(&mut self.notified)
     }
 
     /// Where to append what shall be sent; [`Self::drive`] sends it.

@@ -35,6 +35,21 @@ impl<'a> Backlog<'a> {
         Self { database, copies: std::cell::Cell::default() }
     }
 
+    /// Adds what `walpost init` adds where the table is polled, with the trigger that notifies or without.
+    pub fn prepare_for_polling(&self, notified: bool) {
+        let columns = include_str!("../../sql/poll.sql").replace("\"key\"", "\"aggregateid\"");
+        self.database.execute(&columns);
+        if notified {
+            self.database.execute(include_str!("../../sql/notify.sql"));
+        }
+    }
+
+    /// Bytes that were ever written to the log.
+    pub fn written(&self) -> f64 {
+        let bytes = self.database.value("SELECT pg_current_wal_insert_lsn() - '0/0'").expect("a position");
+        bytes.parse().expect("a number of bytes")
+    }
+
     /// Commits `events` events, `per_transaction` in each transaction.
     pub fn load(&self, events: u64, per_transaction: u64) {
         let (transactions, pad) = (events / per_transaction, "x".repeat(PAD));

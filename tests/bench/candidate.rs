@@ -43,6 +43,23 @@ impl Candidate {
         Self { name: "walpost".to_owned(), binary, environment: Vec::new() }
     }
 
+    /// The same build with further settings.
+    pub fn with(&self, name: &str, environment: &[(&str, &str)]) -> Self {
+        let more = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let environment = self.environment.iter().cloned().chain(more).collect();
+        Self { name: name.to_owned(), binary: self.binary.clone(), environment }
+    }
+
+    /// Whether it reads the table rather than the log.
+    pub fn polls(&self) -> bool {
+        self.environment.iter().any(|(name, value)| name == "WALPOST_POSTGRES_SOURCE" && value == "poll")
+    }
+
+    /// Whether somebody has to notify it.
+    pub fn is_notified(&self) -> bool {
+        self.environment.iter().any(|(name, _)| name == "WALPOST_POLL_NOTIFY_CHANNEL")
+    }
+
     /// Starts it from a slot of the backlog's table to the topics `<prefix>.<aggregatetype>`.
     pub fn start(&self, servers: &Servers, backlog: &Backlog<'_>, slot: &str, prefix: &str) -> Relay {
         let mut environment: Vec<(String, String)> = walpost::environment(&backlog.database, &servers.kafka)

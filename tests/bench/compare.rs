@@ -18,6 +18,7 @@ mod backlog;
 mod candidate;
 mod drain;
 mod latency;
+mod polling;
 mod start;
 mod verdict;
 
@@ -65,7 +66,7 @@ impl Request {
         let mut arguments = arguments.filter(|argument| argument != "--bench"); // cargo adds it
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "drain" | "latency" | "start" | "all" => request.what = argument,
+                "drain" | "latency" | "start" | "polling" | "all" => request.what = argument,
                 "--rows" => request.rows = Some(arguments.next()?.parse().ok()?),
                 "--rounds" => request.rounds = arguments.next()?.parse().ok().filter(|rounds| *rounds > 0)?,
                 _ => request.candidates.push(Candidate::parse(&argument)?),
@@ -84,7 +85,9 @@ impl Request {
 
 fn main() -> ExitCode {
     let Some(request) = Request::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: [drain|latency|start|all] [--rows N] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]...");
+        eprintln!(
+            "usage: [drain|latency|start|polling|all] [--rows N] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]..."
+        );
         return ExitCode::from(2);
     };
     println!("machine: {}", verdict::machine());
@@ -98,6 +101,9 @@ fn main() -> ExitCode {
     }
     if request.wants("start") {
         verdicts.extend(start::measure(&servers, &request.candidates));
+    }
+    if request.wants("polling") {
+        polling::measure(&servers, &request.candidates, request.rounds);
     }
     println!("\nmedians against the targets (load of the machine now: {})", verdict::load());
     for verdict in verdicts {

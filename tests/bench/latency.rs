@@ -14,7 +14,8 @@ use crate::{
     verdict::{Target, Verdict, median, quantile},
 };
 
-const TRANSACTIONS_PER_SECOND: u64 = 1_000;
+/// The rate.
+pub const TRANSACTIONS_PER_SECOND: u64 = 1_000;
 const WRITERS: u64 = 4;
 const WARM_UP: Duration = Duration::from_secs(3);
 const DURATION: Duration = Duration::from_secs(10);
@@ -30,13 +31,23 @@ const INSERT: &str = "INSERT INTO outbox (aggregatetype, aggregateid, type, payl
 
 /// One run of one candidate.
 #[derive(Debug, Clone, Copy)]
-struct Latency {
+pub struct Latency {
     p50_ms: f64,
     p95_ms: f64,
     p99_ms: f64,
     max_ms: f64,
     cores: f64,
     per_second: f64,
+}
+
+impl std::fmt::Display for Latency {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { p50_ms, p95_ms, p99_ms, max_ms, cores, per_second } = self;
+        write!(
+            f,
+            "p50 {p50_ms:.1}, p95 {p95_ms:.1}, p99 {p99_ms:.1}, max {max_ms:.1} ms, {cores:.3} core, {per_second:.0} transactions/s"
+        )
+    }
 }
 
 /// Measures.
@@ -48,10 +59,7 @@ pub fn measure(servers: &Servers, candidates: &[Candidate], rounds: usize) -> Ve
             if round == 0 { ("warm-up".to_owned(), WARM_UP) } else { (format!("round {round}"), DURATION) };
         for index in (0..candidates.len()).map(|index| (index + round) % candidates.len()) {
             let run = run(servers, &candidates[index], duration);
-            println!(
-                "  {label}: {:<16} p50 {:.1}, p95 {:.1}, p99 {:.1}, max {:.1} ms, {:.3} core, {:.0} transactions/s",
-                candidates[index].name, run.p50_ms, run.p95_ms, run.p99_ms, run.max_ms, run.cores, run.per_second
-            );
+            println!("  {label}: {:<16} {run}", candidates[index].name);
             if round > 0 {
                 runs[index].push(run);
             }
@@ -74,8 +82,12 @@ fn verdicts(candidate: &Candidate, runs: &[Latency]) -> [Verdict; 3] {
     ]
 }
 
-fn run(servers: &Servers, candidate: &Candidate, duration: Duration) -> Latency {
+/// One candidate, for so long.
+pub fn run(servers: &Servers, candidate: &Candidate, duration: Duration) -> Latency {
     let backlog = Backlog::empty(servers);
+    if candidate.polls() {
+        backlog.prepare_for_polling(candidate.is_notified());
+    }
     let slot = backlog.slot();
     let arrivals = Arrivals::create(servers, &slot);
     let relay = candidate.start(servers, &backlog, &slot, &slot);

@@ -105,6 +105,7 @@ impl Stages {
                 timestamp: column("created_at", false),
             },
             header_columns: Vec::new(),
+            poll: walpost::config::PollColumns::default(),
         };
         let topic = "shop.{aggregatetype}".to_owned();
         let route = RouteConfig { topic, on_illegal_topic: OnIllegalTopic::Halt, rules: Vec::new() };

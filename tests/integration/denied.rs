@@ -70,16 +70,16 @@ fn a_topic_that_may_not_be_seen_is_counted_as_denied() {
 
 // Kafka's protocol, as far as neither librdkafka's bindings nor the broker's jars have it:
 // https://kafka.apache.org/protocol#The_Messages_CreateAcls
-const CREATE_ACLS: i16 = 30;
-const DELETE_ACLS: i16 = 31;
-const READ: u8 = 3;
-const WRITE: u8 = 4;
-const DESCRIBE: u8 = 8;
-const DENY: u8 = 2;
-const ALLOW: u8 = 3;
+pub const CREATE_ACLS: i16 = 30;
+pub const DELETE_ACLS: i16 = 31;
+pub const READ: u8 = 3;
+pub const WRITE: u8 = 4;
+pub const DESCRIBE: u8 = 8;
+pub const DENY: u8 = 2;
+pub const ALLOW: u8 = 3;
 
 /// What everybody may do to a topic, or may not.
-fn acl(topic: &str, operation: u8, permission: u8) -> Vec<u8> {
+pub fn acl(topic: &str, operation: u8, permission: u8) -> Vec<u8> {
     const TOPIC: u8 = 2;
     const LITERAL: u8 = 3;
     [&[TOPIC][..], &string(topic), &[LITERAL], &string("User:*"), &string("*"), &[operation, permission]].concat()
@@ -91,7 +91,7 @@ fn string(text: &str) -> Vec<u8> {
 }
 
 /// Sends one request about ACLs and waits for the answer.
-fn ask(kafka: &Kafka, request: i16, acls: &[Vec<u8>]) {
+pub fn ask(kafka: &Kafka, request: i16, acls: &[Vec<u8>]) {
     const VERSION: i16 = 1;
     let count = u32::try_from(acls.len()).expect("a few");
     let header = [&request.to_be_bytes()[..], &VERSION.to_be_bytes(), &7_i32.to_be_bytes(), &string("test")].concat();

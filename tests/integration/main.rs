@@ -27,6 +27,7 @@ mod links;
 mod outbox;
 mod own_sink;
 mod peek;
+mod polling;
 mod records;
 mod renames;
 mod retention;

@@ -3,7 +3,7 @@
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::time::Instant;
 
-use super::KafkaSink;
+use super::{Failed, KafkaSink};
 use crate::{
     ack::Ticket,
     encode::Record,
@@ -26,10 +26,18 @@ impl KafkaSink {
         let name = kafka_error::name(code);
         self.metrics.delivery_errors.with_label_values(&[&topic, &name]).inc();
         let ends_with = match (verdict, returned) {
+            (Verdict::Wait, _) if self.failures.is_some() => {
+                self.let_go(ticket, topic, (name, true));
+                None
+            }
             (Verdict::Wait, _) => Some(SinkError::Refused { topic, code: name }),
             (Verdict::Suspect, Some(returned)) => {
                 let event_id = returned.event_id();
                 let letter = self.letter(ticket, code, returned);
+                if letter.is_none() && self.failures.is_some() {
+                    self.let_go(ticket, topic, (name, false));
+                    return;
+                }
                 letter.map_or(Some(SinkError::Poison { event_id, topic, code: name }), |letter| {
                     self.bury(letter);
                     None
@@ -39,6 +47,18 @@ impl KafkaSink {
             _ => Some(SinkError::Producer { code: name }),
         };
         self.failure = ends_with.map(|error| (error, Instant::now()));
+    }
+
+    /// Leaves a record to whoever sends; it holds nothing up.
+    fn let_go(&mut self, ticket: Ticket, topic: String, (code, is_refusal): (String, bool)) {
+        let Some(load) = self.tracker.complete(ticket) else { return };
+        if let Some(isolation) = &mut self.isolation {
+            isolation.through(ticket);
+            isolation.convict();
+        }
+        if let Some(failures) = &mut self.failures {
+            failures.push(Failed { commit_lsn: load.commit_lsn, topic, code, is_refusal });
+        }
     }
 
     /// The dead letter for a record that was refused alone; `None` when there is no place for it.
