@@ -158,7 +158,7 @@ pub struct Drop {
 /// Flags of `demo`.
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Only this chapter: 1 to 6 are the lesson, 7 is the long run
+    /// Only this chapter: 1 to 7 are the lesson, 8 is the long run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(crate::demo::LONG_RUN)))]
     pub chapter: Option<u8>,
     /// Print nothing but the numbers, as JSON

@@ -62,7 +62,7 @@ impl Reader {
     }
 
     /// The next record, if one comes soon. Errors are waited out: librdkafka keeps trying, and whoever waits has a limit.
-    fn next(&mut self) -> Option<Arrival> {
+    pub fn next(&mut self) -> Option<Arrival> {
         let message = self.consumer.poll(POLL)?.ok()?;
         let at = Instant::now();
         self.next.insert((message.topic().to_owned(), message.partition()), message.offset() + 1);

@@ -2,7 +2,7 @@
 //! and real SQL, that comes to numbers which are known beforehand.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     os::unix::process::ExitStatusExt,
     time::{Duration, Instant},
 };
@@ -19,15 +19,22 @@ use super::{
     desk::{Desk, ORDERS},
     judge::Arrival,
     relay::Recipe,
-    report::{Screen, say},
+    report::{Screen, millis, say},
     stream,
 };
 
 /// Topics of the lesson, which are also event types.
-pub const TOPICS: [&str; 5] =
-    ["lesson.dual-write", "lesson.outbox", "lesson.rollback", "lesson.killed", "lesson.inbox"];
+pub const TOPICS: [&str; 7] = [
+    "lesson.dual-write",
+    "lesson.outbox",
+    "lesson.rollback",
+    "lesson.killed",
+    "lesson.inbox",
+    "lesson.tailed",
+    "lesson.polled",
+];
 /// The chapters' numbers.
-pub const CHAPTERS: std::ops::RangeInclusive<u8> = 1..=6;
+pub const CHAPTERS: std::ops::RangeInclusive<u8> = 1..=7;
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -35,6 +42,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const FEW: &str = "1";
 /// How many of the events are in Kafka when it is killed.
 const SEEN: usize = 20;
+/// How many events each way is measured with, and the rest between two.
+const MEASURED: usize = 100;
+const REST: Duration = Duration::from_millis(20);
 /// How often a kill may come too late.
 const TRIES: u8 = 5;
 
@@ -54,6 +64,8 @@ pub enum Expected {
     Exactly(usize),
     /// This or more.
     AtLeast(usize),
+    /// Whatever it is.
+    Any,
 }
 
 impl std::fmt::Display for Expected {
@@ -61,6 +73,7 @@ impl std::fmt::Display for Expected {
         match self {
             Self::Exactly(number) => write!(f, "{number}"),
             Self::AtLeast(number) => write!(f, "at least {number}"),
+            Self::Any => f.write_str("any"),
         }
     }
 }
@@ -90,6 +103,7 @@ impl Row {
         let holds = match expected {
             Expected::Exactly(number) => measured == number,
             Expected::AtLeast(number) => measured >= number,
+            Expected::Any => true,
         };
         Self { what: what.to_owned(), measured, expected, holds }
     }
@@ -114,6 +128,7 @@ impl Chapter {
     }
 }
 
+type ReadAlong = (oneshot::Receiver<()>, JoinHandle<Result<Vec<Arrival>, DemoError>>);
 type Watching = (oneshot::Receiver<()>, JoinHandle<Result<(), DemoError>>);
 
 /// Who takes part.
@@ -142,7 +157,8 @@ impl Lesson<'_> {
                 3 => "ROLLBACK leaves neither row nor event",
                 4 => "The tailer is killed amid a transaction and sends it again",
                 5 => "One event is delivered three times and acted on once: the inbox",
-                _ => "The application's role may write events and nothing else",
+                6 => "The application's role may write events and nothing else",
+                _ => "Reading the log and polling the table, side by side",
             };
             self.screen.heading(&format!("{number}. {title}"));
             let rows = match number {
@@ -151,7 +167,8 @@ impl Lesson<'_> {
                 3 => self.rollback().await?,
                 4 => self.killed().await?,
                 5 => self.inbox().await?,
-                _ => self.role().await?,
+                6 => self.role().await?,
+                _ => self.side_by_side().await?,
             };
             for row in &rows {
                 self.screen.measured(row);
@@ -316,6 +333,75 @@ impl Lesson<'_> {
             Row::new("attempts to read, change or delete, refused", refused, Expected::Exactly(attempts.len())),
             Row::new("events written by outbox_emit", usize::from(allowed), Expected::Exactly(1)),
         ])
+    }
+
+    async fn side_by_side(&self) -> Result<Vec<Row>, DemoError> {
+        let (tailed, polled) = (self.broker.topic(TOPICS[5]), self.broker.topic(TOPICS[6]));
+        let owner = self.relay.with("WALPOST_POSTGRES_URL", &self.cluster.conninfo("postgres"));
+        let polling = owner.with("WALPOST_POSTGRES_SOURCE", "poll").with("WALPOST_OUTBOX_TABLE", "public.polled");
+        polling.run(&["init"]).await?;
+        let of_log = stream(self.relay, self.superuser).await?;
+        let of_table = polling.start(&["run"])?;
+        // the first contact with a topic is not what is to be measured
+        let (watching, warm) = self.read_along(&[&tailed, &polled], 2)?;
+        watching.await.map_err(|_| DemoError::Gone("consumer"))?;
+        self.write_both(0).await?;
+        warm.await.map_err(|_| DemoError::Gone("consumer"))??;
+
+        let (watching, read) = self.read_along(&[&tailed, &polled], 2 * MEASURED)?;
+        watching.await.map_err(|_| DemoError::Gone("consumer"))?;
+        let mut committing = HashMap::new();
+        for number in 1..=MEASURED {
+            committing.insert(number.to_string(), self.write_both(number).await?);
+            tokio::time::sleep(REST).await;
+        }
+        let arrived = read.await.map_err(|_| DemoError::Gone("consumer"))??;
+        of_log.stop().await?;
+        of_table.stop().await?;
+        let mut rows = Vec::new();
+        for (topic, way) in [(&tailed, "by the log"), (&polled, "by polling")] {
+            let of_topic = arrived.iter().filter(|arrival| arrival.topic == *topic);
+            let waits =
+                of_topic.filter_map(|arrival| Some((&arrival.key, arrival.at - *committing.get(&arrival.key)?)));
+            let waits: HashMap<&String, Duration> = waits.collect();
+            let mut waits: Vec<Duration> = waits.into_values().collect();
+            waits.sort_unstable();
+            let rank = |percent: usize| waits.get(waits.len() * percent / 100).copied().unwrap_or_default();
+            say(&format!("{way}: median {}, p99 {}, from COMMIT to consumer", millis(rank(50)), millis(rank(99))));
+            let median = usize::try_from(rank(50).as_millis()).unwrap_or(usize::MAX);
+            rows.push(Row::new(&format!("events {way}"), waits.len(), Expected::Exactly(MEASURED)));
+            rows.push(Row::new(&format!("median {way}, ms"), median, Expected::Any));
+        }
+        Ok(rows)
+    }
+
+    /// Writes an event into either table; when the first COMMIT was sent.
+    async fn write_both(&self, number: usize) -> Result<tokio::time::Instant, DemoError> {
+        let (key, began) = (number.to_string(), tokio::time::Instant::now());
+        for (table, event_type) in [("outbox", TOPICS[5]), ("polled", TOPICS[6])] {
+            let insert = format!("INSERT INTO {table} (event_type, key, payload) VALUES ($1, $2, '{{}}')");
+            let inserted = self.superuser.execute(&insert, &[&event_type, &key]).await;
+            inserted.map_err(DemoError::sql("write an event"))?;
+        }
+        Ok(began)
+    }
+
+    /// The first comes when a consumer reads along; the second when it has read so many new records, or gave up.
+    fn read_along(&self, topics: &[&str], count: usize) -> Result<ReadAlong, DemoError> {
+        let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let mut reader = Reader::new(self.broker, &topics)?;
+        let (tell, watching) = oneshot::channel();
+        let read = tokio::task::spawn_blocking(move || {
+            reader.read_to_end(|_| ())?;
+            // who asked may have given up
+            let _ = tell.send(());
+            let (began, mut arrived) = (Instant::now(), Vec::new());
+            while arrived.len() < count && began.elapsed() < LIMIT {
+                arrived.extend(reader.next());
+            }
+            Ok(arrived)
+        });
+        Ok((watching, read))
     }
 
     /// Lets the desk take all orders, started again after each death; the number of deaths.

@@ -107,7 +107,8 @@ impl Screen {
         let Row { what, measured, expected, holds } = row;
         let style = if *holds { Style::Good } else { Style::Bad };
         let text = self.styled(style, &format!("   {what:<46} {measured:>4}"));
-        line(&format!("{text}   {}", self.styled(Style::Dim, &format!("must be {expected}"))));
+        let remark = if *expected == Expected::Any { String::new() } else { format!("must be {expected}") };
+        line(format!("{text}   {}", self.styled(Style::Dim, &remark)).trim_end());
     }
 
     /// The last line.
