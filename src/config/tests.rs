@@ -365,6 +365,23 @@ fn an_unreadable_password_file_is_found_at_once() {
 }
 
 #[test]
+fn polling_is_chosen_by_a_word_and_its_columns_are_mapped_like_others() {
+    assert_eq!(file("").unwrap().postgres.source, SourceKind::Wal);
+    let environment = [URL, ("WALPOST_POSTGRES_SOURCE", "poll"), ("WALPOST_OUTBOX_COLUMNS_ATTEMPTS", "urinishlar")];
+    let config = load_with("[outbox.columns]\norder = '\"Id\"'\n[poll]\nbatch = 7", &environment, &[]).unwrap();
+    assert_eq!(config.postgres.source, SourceKind::Poll);
+    let columns = PollColumns { attempts: "urinishlar".into(), order: Some("Id".into()), ..PollColumns::default() };
+    assert_eq!(config.outboxes[0].poll, columns);
+    assert_eq!((config.poll.batch, config.poll.notify_channel), (7, None));
+    let fault = only_fault(file("[postgres]\nsource = 'table'"));
+    assert!(fault.contains("must be one of wal, poll"), "{fault}");
+    let all = faults(file(&format!("[poll]\nbatch = 0\nack_timeout_ms = 10\nnotify_channel = '{}'", "x".repeat(64))));
+    for key in ["poll.batch", "poll.ack_timeout_ms", "poll.notify_channel"] {
+        assert!(all.contains(key), "{key} is not in {all}");
+    }
+}
+
+#[test]
 fn the_example_states_the_defaults_and_every_key() {
     let example = include_str!("../../deploy/walpost.example.toml");
     let environment = || std::iter::empty::<(OsString, OsString)>();

@@ -36,13 +36,13 @@ pub(super) struct Batch {
     /// Keys of rows that have failed: later rows of theirs stay where they are.
     held: HashSet<Vec<u8>>,
     read: u64,
-    refused: bool,
+    refused: Option<String>,
 }
 
 impl Batch {
     /// Empty. `now_us`: the server's clock.
     pub fn new(next: u64, now_us: i64) -> Self {
-        Self { next, now_us, members: Vec::new(), held: HashSet::new(), read: 0, refused: false }
+        Self { next, now_us, members: Vec::new(), held: HashSet::new(), read: 0, refused: None }
     }
 
     /// The server's clock as the transaction began, Unix µs.
@@ -65,8 +65,8 @@ impl Batch {
         self.read
     }
 
-    /// Whether a row failed for its topic.
-    pub fn is_refused(&self) -> bool {
+    /// The first failure that was the topic's, in words.
+    pub fn into_refusal(self) -> Option<String> {
         self.refused
     }
 
@@ -78,11 +78,13 @@ impl Batch {
 
     /// A row cannot be handed over. `refused`: its topic takes no records.
     pub fn unfit(&mut self, claimed: &Claimed<'_>, error: &dyn std::error::Error, refused: bool) {
-        let member = member(claimed, State::Failed);
-        tell(&member.event_id, &chain(error));
+        let (member, error) = (member(claimed, State::Failed), chain(error));
+        tell(&member.event_id, &error);
         self.held.extend(member.key.clone());
         self.members.push(member);
-        self.refused |= refused;
+        if refused {
+            self.refused.get_or_insert(error);
+        }
     }
 
     /// Records that were handed over have come back.
@@ -93,8 +95,11 @@ impl Batch {
             let Some(member) = self.members.iter_mut().find(|member| member.state == number) else { continue };
             member.state = State::Failed;
             self.held.extend(member.key.clone());
-            self.refused |= failed.is_refusal;
-            tell(&member.event_id, &format!("topic {:?} refuses it: {}", failed.topic, failed.code));
+            let error = format!("topic {:?} takes no such record: {}", failed.topic, failed.code);
+            tell(&member.event_id, &error);
+            if failed.is_refusal {
+                self.refused.get_or_insert(error);
+            }
         }
     }
 

@@ -59,14 +59,14 @@ pub struct Witnesses<'a> {
 }
 
 /// How a batch went.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Passed {
     /// Rows that were read.
     read: u64,
     delivered: u64,
     failed: u64,
-    /// One failed for its topic, which takes no records.
-    refused: bool,
+    /// A failure that was the topic's, in words.
+    refused: Option<String>,
 }
 
 /// State of the loop.
@@ -150,7 +150,7 @@ impl<'a> Session<'a> {
 
     /// Once through all tables; true when there may be more to send at once.
     async fn round(&mut self, retries: &mut [Retry], signals: &mut Signals) -> Result<bool, SessionError> {
-        let (mut more, mut refused) = (false, false);
+        let (mut more, mut refused) = (false, None);
         for (table, retry) in retries.iter_mut().enumerate() {
             for which in [Which::Fresh, Which::Failed] {
                 let due = which == Which::Fresh || self.failed[table] > 0 && retry.is_due();
@@ -158,21 +158,21 @@ impl<'a> Session<'a> {
                     continue;
                 }
                 let passed = self.pass((table, which), retry, signals).await?;
-                refused |= passed.refused;
+                refused = refused.or(passed.refused);
                 // behind one that failed before, rows of its key may have waited
                 let full = passed.read >= u64::from(self.poll.batch) || which == Which::Failed;
                 more |= full && passed.delivered > 0;
             }
         }
-        self.tell_refusal(refused);
+        self.tell_refusal(refused.as_deref());
         Ok(more)
     }
 
-    fn tell_refusal(&self, refused: bool) {
+    fn tell_refusal(&self, refused: Option<&str>) {
         let health = self.witnesses.health;
-        if refused {
-            let reason = "a topic takes no records; its events are tried again: create it or grant access";
-            if health.trouble(Part::Topic, reason) {
+        if let Some(refused) = refused {
+            let reason = format!("{refused}; create it or grant access: its events are tried again");
+            if health.trouble(Part::Topic, &reason) {
                 tracing::warn!("{reason}");
             }
         } else if self.failed.iter().all(|failed| *failed == 0) {
@@ -207,7 +207,7 @@ impl<'a> Session<'a> {
         let (delivered, failed) = batch.judge(self.sink.durable().0, &ahead);
         self.mark(&delivered, &failed).await?;
         let (delivered, failed) = (delivered.len() as u64, failed.len() as u64);
-        let passed = Passed { read: batch.read(), delivered, failed, refused: batch.is_refused() };
+        let passed = Passed { read: batch.read(), delivered, failed, refused: batch.into_refusal() };
         self.account(table, which, &passed);
         match which {
             Which::Fresh if failed > 0 => retry.plan_first(self.failed[table] == failed),
