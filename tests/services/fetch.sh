@@ -8,6 +8,7 @@
 #
 #   fetch.sh             everything
 #   fetch.sh servers     all servers and no driver
+#   fetch.sh drivers     all drivers and no server
 #   fetch.sh kafka       only what is named
 #
 # WALPOST_TEST_CACHE says where they are kept. A server never runs as root, so what root fetches must not be in its home.
@@ -73,7 +74,7 @@ quietly() {
 }
 
 fetch_postgres() {
-    command -v xz >/dev/null || fail 'xz is missing (package xz-utils)'
+    need xz xz-utils
     maven unpack@postgres "$2/jar" "-Dpostgres.version=$1" "-Dpostgres.arch=$arch"
     tar -xJf "$2"/jar/*.txz -C "$2"
     rm -rf "$2/jar"
