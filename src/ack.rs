@@ -92,6 +92,8 @@ pub struct AckTracker {
     head: u64,
     /// Number of the next record.
     next: u64,
+    /// Everything before this number is part of what the watermark stands for.
+    confirmed: u64,
     /// Weight of all between `head` and `next`.
     bytes: u64,
     /// How many of them are not complete.
@@ -112,6 +114,7 @@ impl AckTracker {
             ring: vec![Slot::default(); slots].into_boxed_slice(),
             head: 0,
             next: 0,
+            confirmed: 0,
             bytes: 0,
             incomplete: 0,
             seals: VecDeque::new(),
@@ -157,7 +160,10 @@ impl AckTracker {
         match self.seals.back_mut() {
             // nothing was tracked in between: one step of the watermark will do
             Some(last) if last.upto == self.next => last.end = last.end.max(end),
-            _ if self.head == self.next => self.watermark = self.watermark.max(end),
+            _ if self.head == self.next => {
+                self.watermark = self.watermark.max(end);
+                self.confirmed = self.next;
+            }
             _ => self.seals.push_back(Seal { upto: self.next, end, commit_us }),
         }
     }
@@ -208,6 +214,7 @@ impl AckTracker {
             && seal.upto <= self.head
         {
             self.watermark = self.watermark.max(seal.end);
+            self.confirmed = seal.upto;
             self.seals.pop_front();
         }
     }
@@ -227,12 +234,14 @@ impl AckTracker {
         self.incomplete_slot(ticket).map(|slot| slot.load)
     }
 
-    /// The records that are delivered but not before the watermark, because something before them is not.
-    pub fn delivered_ahead(&self) -> impl Iterator<Item = Load> {
-        let mask = self.ring.len() - 1;
-        let slots =
-            (self.head..self.next).map(move |number| &self.ring[usize::try_from(number).unwrap_or_default() & mask]);
-        slots.filter(|slot| slot.complete).map(|slot| slot.load)
+    /// The records that are delivered and not before the watermark: their transaction is not complete, or one before it. All
+    /// of them, or `None` where the ring does not hold those of a large transaction any more. Part of them would not do: who
+    /// sends an early record of a key again and leaves out a later one puts old behind new.
+    pub fn delivered_ahead(&self) -> Option<impl Iterator<Item = Load>> {
+        let (mask, numbers) = (self.ring.len() - 1, self.confirmed..self.next);
+        let slots = numbers.map(move |number| &self.ring[usize::try_from(number).unwrap_or_default() & mask]);
+        let held = self.next - self.confirmed <= self.ring.len() as u64;
+        held.then(|| slots.filter(|slot| slot.complete).map(|slot| slot.load))
     }
 
     /// Everything before this position is delivered.
@@ -271,6 +280,35 @@ mod tests {
 
     fn load(weight: u32, commit_us: i64) -> Load {
         Load { weight, commit_us, ..Load::default() }
+    }
+
+    fn ahead(tracker: &AckTracker) -> Option<Vec<u64>> {
+        tracker.delivered_ahead().map(|loads| loads.map(|load| load.identity).collect())
+    }
+
+    #[test]
+    fn what_is_delivered_of_an_incomplete_transaction_is_known_from_its_beginning_or_not_at_all() {
+        let mut tracker = opened();
+        let track = |tracker: &mut AckTracker, identity| tracker.track(Load { identity, ..load(1, 0) }).unwrap();
+        let tickets: Vec<_> = (1..=4).map(|identity| track(&mut tracker, identity)).collect();
+        tracker.complete(tickets[0]);
+        tracker.seal(Lsn(20));
+        tracker.complete(tickets[1]);
+        assert_eq!(ahead(&tracker), Some(vec![1, 2]), "the transaction comes again from its first record on");
+        tracker.complete(tickets[3]);
+        assert_eq!(ahead(&tracker), Some(vec![1, 2, 4]));
+        tracker.complete(tickets[2]);
+        assert_eq!(ahead(&tracker), Some(vec![]), "it is before the watermark");
+        for identity in 5..=12 {
+            let ticket = track(&mut tracker, identity);
+            tracker.complete(ticket);
+        }
+        assert_eq!(ahead(&tracker), Some((5..=12).collect()));
+        let ticket = track(&mut tracker, 13);
+        tracker.complete(ticket);
+        assert_eq!(ahead(&tracker), None, "the first is not held any more");
+        tracker.seal(Lsn(30));
+        assert_eq!(ahead(&tracker), Some(vec![]));
     }
 
     fn opened() -> AckTracker {

@@ -18,7 +18,10 @@ pub(super) fn parameters(text: &str) -> Result<Parameters, ConnInfoError> {
     let text = text.trim();
     match text.strip_prefix("postgres://").or_else(|| text.strip_prefix("postgresql://")) {
         Some(rest) => url(rest),
-        None if text.contains("://") => Err(ConnInfoError::Syntax("a URL starts with postgres:// or postgresql://")),
+        // a value of the other form may hold anything, but stands behind a "="
+        None if text.split_once("://").is_some_and(|(scheme, _)| !scheme.contains('=')) => {
+            Err(ConnInfoError::Syntax("a URL starts with postgres:// or postgresql://"))
+        }
         None => key_value(text),
     }
 }

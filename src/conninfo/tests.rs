@@ -196,6 +196,13 @@ fn options_are_kept_with_their_quoting() {
     assert_eq!(info.config.get_options(), Some(r"-c search_path='a\ b' -c x=1"));
 }
 
+#[test]
+fn a_value_that_looks_like_a_url_makes_no_url_of_it() {
+    let info = parse("host=h password='mysql://x' user=u").unwrap();
+    assert_eq!(info.password().unwrap().unwrap().expose(), "mysql://x");
+    assert!(parse("mysql://u@h/a?b=c").is_err_and(|error| error.to_string().contains("postgres://")));
+}
+
 fn percent_encode(text: &str) -> String {
     text.bytes().fold(String::new(), |encoded, byte| encoded + &format!("%{byte:02X}"))
 }

@@ -3,7 +3,8 @@
 //! When a session ends while an early record is still open, later ones of other partitions may be acknowledged already. The
 //! stream brings them again; within one process they need not be sent again. Only a session whose producer leaves no gaps may
 //! fill this: then what is acknowledged of a partition is all that was sent before it, and skipping it keeps the order of
-//! each key. An event is known by its position together with its id, so a stream that comes back different is sent as it is.
+//! each key. All that is acknowledged and will come again must be in it, or nothing: an early record of a key that is sent
+//! again while a later one is left out would put old behind new. An event is known by its position together with its id, so a stream that comes back different is sent as it is.
 
 use std::{
     collections::HashMap,
@@ -17,6 +18,8 @@ use crate::{ack::Load, event::Position, lsn::Lsn};
 pub struct Delivered {
     hasher: RandomState,
     events: HashMap<u64, Lsn>,
+    /// It holds all that is acknowledged from here on.
+    since: Lsn,
 }
 
 impl Delivered {
@@ -30,8 +33,17 @@ impl Delivered {
         !self.events.is_empty() && self.events.remove(&identity).is_some()
     }
 
+    /// The stream resumes here. Where the server has not heard of all that was confirmed, that comes again as well, and so
+    /// must everything behind it.
+    pub fn resume(&mut self, confirmed: Lsn) {
+        if confirmed < self.since {
+            self.events.clear();
+        }
+    }
+
     /// Forgets what the stream cannot bring again, and adds what a session leaves. Bounded by what may be in flight.
     pub fn remember(&mut self, confirmed: Lsn, ahead: impl Iterator<Item = Load>) {
+        self.since = confirmed;
         self.events.retain(|_, commit_lsn| *commit_lsn >= confirmed);
         self.events.extend(ahead.map(|load| (load.identity, load.commit_lsn)));
     }
@@ -53,6 +65,17 @@ mod tests {
         }
         assert!(delivered.take(identity));
         assert!(!delivered.take(identity), "twice");
+    }
+
+    #[test]
+    fn a_stream_that_resumes_before_it_brings_everything_again() {
+        let load = Load { identity: 2, commit_lsn: Lsn(9), ..Load::default() };
+        for (resumed, known) in [(6, true), (7, true), (5, false)] {
+            let mut delivered = Delivered::default();
+            delivered.remember(Lsn(6), [load].into_iter());
+            delivered.resume(Lsn(resumed));
+            assert_eq!(delivered.take(2), known, "resumed at {resumed}");
+        }
     }
 
     #[test]

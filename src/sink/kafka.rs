@@ -191,7 +191,7 @@ impl KafkaSink {
 
     /// Positions of what is delivered although something before it is not.
     pub fn delivered_ahead(&self) -> impl Iterator<Item = Lsn> {
-        self.tracker.delivered_ahead().map(|load| load.commit_lsn)
+        self.tracker.delivered_ahead().into_iter().flatten().map(|load| load.commit_lsn)
     }
 
     /// Remembers what earlier sessions have met: a topic that refused records, and what the brokers have beyond the slot.
@@ -208,9 +208,11 @@ impl KafkaSink {
     /// What the brokers have beyond the slot, for the session after this one.
     pub fn leave_delivered(&mut self) -> Delivered {
         let mut delivered = std::mem::take(&mut self.delivered);
-        // in isolation a refused record leaves a gap, and a later one of its key may be through before it comes again
-        let ahead = self.tracker.delivered_ahead().filter(|_| self.isolation.is_none());
-        delivered.remember(self.tracker.watermark(), ahead);
+        match self.tracker.delivered_ahead() {
+            Some(ahead) if self.isolation.is_none() => delivered.remember(self.tracker.watermark(), ahead),
+            // in isolation a refused record leaves a gap, and a later one of its key may be through before it comes again
+            _ => return Delivered::default(),
+        }
         delivered
     }
 
@@ -300,6 +302,7 @@ impl KafkaSink {
 impl Sink for KafkaSink {
     fn recover(&mut self, confirmed: Lsn) -> Result<(), SinkError> {
         self.tracker.open(confirmed);
+        self.delivered.resume(confirmed);
         Ok(())
     }
 

@@ -27,6 +27,8 @@ pub struct Tally {
     phantoms: Vec<String>,
     inversions: Vec<String>,
     mismatches: Vec<String>,
+    /// The last record of a key and topic is not its newest event: whoever keeps the last has an old one.
+    stale: Vec<String>,
     duplicates: usize,
 }
 
@@ -51,6 +53,7 @@ impl Tally {
             ..Self::default()
         };
         let (mut seen, mut last) = (BTreeSet::new(), BTreeMap::new());
+        let (mut newest, mut at_end) = (BTreeMap::new(), BTreeMap::new());
         for record in records {
             let id = record.header("id").expect("every record has an id");
             if !table.contains(id) {
@@ -61,23 +64,28 @@ impl Tally {
             if !is_itself(record, id, topic_and_key) {
                 tally.mismatches.push(id.to_owned());
             }
+            let number = number.parse::<u64>().unwrap_or_default();
+            at_end.insert(topic_and_key, number);
+            newest.entry(topic_and_key).and_modify(|newest: &mut u64| *newest = number.max(*newest)).or_insert(number);
             if !seen.insert(id) {
                 tally.duplicates += 1;
                 continue;
             }
-            let place = (record.partition, number.parse::<u64>().unwrap_or_default());
+            let place = (record.partition, number);
             let (partition, before) = last.insert(topic_and_key, place).unwrap_or(place);
             if partition != place.0 || before > place.1 {
                 tally.inversions.push(id.to_owned());
             }
         }
+        let stale = at_end.iter().filter(|(key, number)| newest.get(*key) != Some(number));
+        tally.stale = stale.map(|(key, number)| format!("{key}/{number}")).collect();
         tally.lost = table.iter().filter(|id| !seen.contains(id.as_str())).cloned().collect();
         tally
     }
 
     /// Nothing but duplicates.
     pub fn is_clean(&self) -> bool {
-        let wrong = [&self.unknown, &self.lost, &self.phantoms, &self.inversions, &self.mismatches];
+        let wrong = [&self.unknown, &self.lost, &self.phantoms, &self.inversions, &self.mismatches, &self.stale];
         let right = wrong.iter().all(|list| list.is_empty()) && self.watched.early.is_empty();
         right && self.committed > 0 && self.watched.looks > 0
     }
@@ -112,6 +120,7 @@ impl fmt::Display for Tally {
         row("lost", &self.lost)?;
         row("phantom", &self.phantoms)?;
         row("out of order", &self.inversions)?;
+        row("old behind new", &self.stale)?;
         row("value or key differs", &self.mismatches)?;
         row("confirmed early", &early)?;
         row("ledger against table", &self.unknown)?;
@@ -171,6 +180,12 @@ fn the_judge_sees_what_was_overtaken() {
     let elsewhere = Received { partition: 1, ..record(TABLE[1]) };
     let tally = compared(&[record(TABLE[0]), elsewhere, record(TABLE[2])]);
     assert_eq!((tally.inversions.len(), tally.is_clean()), (1, false));
+}
+
+#[test]
+fn the_judge_sees_an_old_event_that_was_sent_again_behind_a_newer_one() {
+    let tally = compared(&[TABLE[0], TABLE[1], TABLE[0], TABLE[2]].map(record));
+    assert_eq!((tally.stale.as_slice(), tally.is_clean()), (&[TABLE[0].to_owned()][..], false));
 }
 
 #[test]
