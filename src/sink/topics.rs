@@ -35,6 +35,10 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// How long one answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(4);
 
+/// After so many single questions all topics are asked for at once: there may be thousands, and each costs a round trip in
+/// which nothing else is sent.
+const ASK_FOR_ALL_AT: u32 = 20;
+
 const UNKNOWN: RDKafkaErrorCode = RDKafkaErrorCode::UnknownTopicOrPartition;
 
 /// What is known of a topic.
@@ -76,7 +80,7 @@ impl TopicWatch {
     ) -> std::io::Result<Self> {
         let (questions, asked) = channel();
         let shared = Arc::new(Shared::default());
-        let watch = Watch { producer, reports, health, create, shared: Arc::clone(&shared), known: None };
+        let watch = Watch { producer, reports, health, create, shared: Arc::clone(&shared), known: None, asked: 0 };
         std::thread::Builder::new().name("kafka-topics".into()).spawn(move || watch.run(&asked))?;
         Ok(Self { questions, shared })
     }
@@ -113,6 +117,8 @@ struct Watch {
     shared: Arc<Shared>,
     /// A topic that is there: asking for it is cheaper than asking for all.
     known: Option<String>,
+    /// How many questions there were.
+    asked: u32,
 }
 
 impl Watch {
@@ -122,8 +128,11 @@ impl Watch {
             let wait = if open.is_empty() { next_probe.saturating_duration_since(Instant::now()) } else { ASK_AGAIN };
             match asked.recv_timeout(wait) {
                 Ok(topic) => {
+                    self.asked += 1;
                     if !self.settle(&topic) {
                         open.insert(topic);
+                    } else if self.asked == ASK_FOR_ALL_AT {
+                        self.learn_all();
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -163,6 +172,16 @@ impl Watch {
         self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned(), state);
         self.reports.nudge();
         present
+    }
+
+    /// Answers about every topic before it is asked for.
+    fn learn_all(&self) {
+        // where this fails, each is asked for by itself, and what is wrong will be noted
+        let Ok(metadata) = self.producer.client().fetch_metadata(None, ANSWER_LIMIT) else { return };
+        let present = metadata.topics().iter().filter(|topic| topic.error().is_none());
+        let present = present.map(|topic| (topic.name().to_owned(), TopicState::Present));
+        self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner).extend(present);
+        self.reports.nudge();
     }
 
     fn probe(&mut self) {
