@@ -114,7 +114,7 @@ async fn walk(client: &Client, plan: &Plan, retention: &RetentionConfig) -> Resu
     loop {
         let began = Instant::now();
         match walk.step(client, plan).await? {
-            Batch::Deleted(rows) => deleted += rows,
+            Batch::Deleted(rows) => (deleted, refused) = (deleted + rows, None),
             Batch::Last(rows) => return Ok(deleted + rows),
             Batch::NotOurTurn if refused.get_or_insert(began).elapsed() > TURN => {
                 return Err(PruneError::Busy { table: plan.table.clone() });
