@@ -355,7 +355,8 @@ fn a_topic_that_is_deleted_under_way_is_waited_for_as_well() {
     outbox.wait_until_confirmed();
     outbox.kafka.delete_topic(&topic);
     outbox.execute("INSERT INTO outbox VALUES ('2', 't', 'k', '')");
-    wait_until(PATIENCE, "walpost names the topic", || {
+    // librdkafka may take half a minute to believe that a topic it knew is gone
+    wait_until(4 * PATIENCE, "walpost names the topic", || {
         let answer = walpost.get("/readyz");
         answer.status == 503 && answer.body.contains(&topic)
     });
