@@ -23,6 +23,7 @@ use rdkafka::{
 use tokio_postgres::Client;
 
 use crate::{
+    services::wait,
     world::{PARTITIONS, Shared},
     writers::{Ledger, topic_of},
 };
@@ -274,8 +275,7 @@ fn confirmed(client: &Client, slot: &str) -> Option<u64> {
     let sql = format!(
         "SELECT (confirmed_flush_lsn - '0/0')::text FROM pg_replication_slots WHERE slot_name = '{slot}' AND confirmed_flush_lsn IS NOT NULL"
     );
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let limit = Duration::from_secs(2);
-    let row = runtime.block_on(async { tokio::time::timeout(limit, client.query_opt(&sql, &[])).await });
+    let row = wait(async { tokio::time::timeout(limit, client.query_opt(&sql, &[])).await });
     row.ok()?.ok()??.get::<_, String>(0).parse().ok()
 }

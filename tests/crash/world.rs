@@ -18,7 +18,8 @@ use crate::{
         kafka::{Kafka, Settings as KafkaSettings},
         postgres::{Postgres, Settings},
         proxy::{Proxy, Weather},
-        walpost::{Walpost, environment},
+        wait,
+        walpost::{Walpost, with_environment},
     },
     watch::Watch,
     writers::Writers,
@@ -116,12 +117,10 @@ impl World {
         let database = Database::named(&self.shared.postgres, &self.shared.name);
         let url = format!("postgres://postgres@127.0.0.1:{}/{}", self.postgres_link.port(), self.shared.name);
         let brokers = self.shared.kafka.proxied_brokers();
-        let mut all = environment(&database, &self.shared.kafka);
-        all.extend([("WALPOST_POSTGRES_URL", url), ("WALPOST_KAFKA_BROKERS", brokers)]);
-        all.extend(self.bug.map(|bug| ("CRASH_BUG", bug.to_owned())));
-        let mut all: Vec<(&str, &str)> = all.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        all.extend(extra);
-        Walpost::start(&all)
+        let mut env = vec![("WALPOST_POSTGRES_URL", url.as_str()), ("WALPOST_KAFKA_BROKERS", &brokers)];
+        env.extend(self.bug.map(|bug| ("CRASH_BUG", bug)));
+        env.extend(extra);
+        with_environment(&database, &self.shared.kafka, &env, Walpost::start)
     }
 
     /// Starts a walpost if none runs.
@@ -209,11 +208,7 @@ pub fn one(client: &Client, sql: &str) -> f64 {
 }
 
 fn text(client: &Client, sql: &str) -> String {
-    let messages = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .expect("a runtime")
-        .block_on(client.simple_query(sql))
-        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    let messages = wait(client.simple_query(sql)).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     messages
         .iter()
         .find_map(|message| match message {

@@ -9,7 +9,10 @@ use std::{
 use futures_util::SinkExt;
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
-use crate::{services::complete, world::Shared};
+use crate::{
+    services::{complete, wait},
+    world::Shared,
+};
 
 /// How often a writer begins a transaction.
 const PACE: Duration = Duration::from_millis(20);
@@ -124,8 +127,7 @@ impl Writer {
     /// What was prepared when the link broke is rolled back; a later transaction of its keys must not overtake it.
     fn forget_prepared(&self, client: &Client) {
         let gids = format!("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE 'w{}-%'", self.number);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(async {
+        wait(async {
             for message in client.simple_query(&gids).await.unwrap_or_default() {
                 if let SimpleQueryMessage::Row(row) = message {
                     let _ =
@@ -223,7 +225,6 @@ fn make_noise(shared: &Shared) {
         let Some(client) = &link else { continue };
         let sql = "CREATE TABLE IF NOT EXISTS elsewhere (a text); INSERT INTO elsewhere VALUES (repeat('x', 500));
              SELECT pg_logical_emit_message(false, 'noise', 'x')";
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let _ = runtime.block_on(client.batch_execute(sql));
+        let _ = wait(client.batch_execute(sql));
     }
 }

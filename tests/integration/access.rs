@@ -9,7 +9,7 @@ use crate::{
         kafka::Kafka,
         postgres::{Postgres, Settings, Version},
         wait_for, wait_until,
-        walpost::{Walpost, environment},
+        walpost::Walpost,
     },
 };
 
@@ -76,10 +76,7 @@ impl Guarded {
         let outbox = Outbox::new(&self.server, Kafka::shared());
         let socket = self.server.socket_folder().display();
         let url = format!("host={socket} port={} user=postgres dbname={}", self.server.port(), outbox.database.name());
-        let mut env = environment(&outbox.database, outbox.kafka);
-        env[0].1 = url;
-        let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let init = Walpost::run_to_end(&["init"], &env);
+        let init = outbox.command(&["init"], &[("WALPOST_POSTGRES_URL", &url)]);
         assert_eq!(init.code, Some(0), "{}", init.output);
         outbox
     }

@@ -10,7 +10,7 @@ use crate::{
         database::Database,
         kafka::Kafka,
         postgres::{Postgres, Version},
-        walpost::{Walpost, environment},
+        wait,
     },
 };
 
@@ -19,11 +19,7 @@ const EVENT: &str = "00000000-0000-7000-8000-000000000001";
 
 /// Runs `walpost init`; what it said.
 fn init(outbox: &Outbox<'_>, args: &[&str], env: &[(&str, &str)]) -> String {
-    let base = environment(&outbox.database, outbox.kafka);
-    let mut all: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    all.retain(|(name, _)| env.iter().all(|(other, _)| other != name));
-    all.extend_from_slice(env);
-    let ended = Walpost::run_to_end(&[&["init"], args].concat(), &all);
+    let ended = outbox.command(&[&["init"], args].concat(), env);
     assert_eq!(ended.code, Some(0), "{}", ended.output);
     ended.output
 }
@@ -37,11 +33,6 @@ pub fn initialised(version: Version) -> Outbox<'static> {
 
 fn run(client: &Client, sql: &str) -> Result<(), tokio_postgres::Error> {
     wait(client.batch_execute(sql))
-}
-
-/// The services' runtime drives the connection; so any thread may wait for an answer.
-fn wait<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }
 
 fn claim(client: &Client, event: &str) -> Result<bool, tokio_postgres::Error> {

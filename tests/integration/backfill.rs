@@ -12,7 +12,7 @@ use crate::{
         postgres::{Postgres, Settings, Version},
         topics::Received,
         wait_until,
-        walpost::{Ended, Walpost, environment},
+        walpost::Walpost,
     },
     victim::victim,
 };
@@ -25,14 +25,6 @@ const TIMED: &str = "CREATE TABLE outbox (id text NOT NULL, event_type text NOT 
 
 fn outbox(version: Version, tables: &str) -> Outbox<'static> {
     Outbox::with(Postgres::shared(version), Kafka::shared(), tables)
-}
-
-/// Runs a command of walpost for an outbox to its end.
-fn command(outbox: &Outbox<'_>, arguments: &[&str], env: &[(&str, &str)]) -> Ended {
-    let base = environment(&outbox.database, outbox.kafka);
-    let mut all: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    all.extend_from_slice(env);
-    Walpost::run_to_end(arguments, &all)
 }
 
 fn insert(outbox: &Outbox<'_>, from: u32, to: u32) {
@@ -180,16 +172,14 @@ fn init_waits_for_a_broker_that_is_away_and_a_second_init_finds_the_slot() {
     let topic = outbox.topic(EVENT_TYPE, 1);
     insert(&outbox, 1, 50);
     kafka.kill();
-    let base = environment(&outbox.database, outbox.kafka);
-    let env: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let init = Walpost::start_with(&["init", "--backfill", "all"], &env);
+    let init = outbox.start(&["init", "--backfill", "all"], &[]);
     init.wait_for_log(PATIENCE, "backfilling: publishing");
     assert_eq!(slots(&outbox), "_backfill");
     kafka.start_again();
     assert_eq!(init.wait(PATIENCE).code(), Some(0), "{}", init.log());
     claim_said(&init.log(), &["created replication slot"]);
     assert_eq!((slots(&outbox), ids(&outbox, &topic)), (String::new(), numbers(1, 50)));
-    let again = command(&outbox, &["init", "--backfill", "all"], &[]);
+    let again = outbox.command(&["init", "--backfill", "all"], &[]);
     claim_said(&again.output, &["found replication slot"]);
     assert_eq!(ids(&outbox, &topic).len(), 50);
 }
@@ -199,9 +189,7 @@ fn an_init_that_is_stopped_in_the_middle_is_no_success_and_run_completes_it() {
     let outbox = outbox(Version::NEWEST, TABLE);
     let topic = outbox.topic(EVENT_TYPE, 1);
     insert(&outbox, 1, 5000);
-    let base = environment(&outbox.database, outbox.kafka);
-    let env: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let init = Walpost::start_with(&["init", "--backfill", "all", "--rate", "200"], &env);
+    let init = outbox.start(&["init", "--backfill", "all", "--rate", "200"], &[]);
     outbox.kafka.read_until(&[&topic], PATIENCE, |records| !records.is_empty());
     assert_eq!(init.sigterm_and_wait(PATIENCE), Some(1), "{}", init.log());
     claim_said(&init.log(), &["stopped before the backfill was complete"]);
@@ -360,13 +348,13 @@ fn a_wrong_condition_is_answered_in_postgres_own_words_and_leaves_nothing_behind
             ("id = (SELECT count(*) FROM nowhere)", "nowhere"),
         ];
         for (condition, said) in conditions {
-            let init = command(&outbox, &["init", "--backfill", condition], &[]);
+            let init = outbox.command(&["init", "--backfill", condition], &[]);
             assert_eq!((init.code, &*slots(&outbox)), (Some(1), "none"), "{}", init.output);
             claim_said(&init.output, &[said, "backfill condition"]);
             let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[("WALPOST_OUTBOX_BACKFILL", condition)]);
             assert_eq!(walpost.wait(PATIENCE).code(), Some(1), "{}", walpost.log());
             claim_said(&walpost.log(), &[said, "outbox.backfill"]);
-            let again = command(&outbox, &["backfill", condition], &[]);
+            let again = outbox.command(&["backfill", condition], &[]);
             assert_eq!(again.code, Some(1), "{}", again.output);
             claim_said(&again.output, &[said]);
         }
@@ -384,7 +372,7 @@ fn no_condition_can_write() {
         ),
     );
     insert(&outbox, 1, 10);
-    let init = command(&outbox, &["init", "--backfill", "empties()"], &[]);
+    let init = outbox.command(&["init", "--backfill", "empties()"], &[]);
     assert_eq!(init.code, Some(1), "{}", init.output);
     claim_said(&init.output, &["read-only transaction"]);
     assert_eq!((outbox.text("SELECT count(*) FROM outbox"), slots(&outbox)), ("10".to_owned(), "none".to_owned()));
@@ -396,7 +384,7 @@ fn a_rate_is_kept() {
     let topic = outbox.topic(EVENT_TYPE, 1);
     insert(&outbox, 1, 600);
     let began = std::time::Instant::now();
-    let init = command(&outbox, &["init", "--backfill", "all", "--rate", "200"], &[]);
+    let init = outbox.command(&["init", "--backfill", "all", "--rate", "200"], &[]);
     assert_eq!(init.code, Some(0), "{}", init.output);
     // a tenth of a second may be made up for
     assert!(began.elapsed() >= Duration::from_millis(2850), "{:?}", began.elapsed());
@@ -414,12 +402,12 @@ fn rows_come_again_on_purpose_beside_a_stream_and_without_one() {
         insert(&outbox, 1, 10);
         outbox.execute(&format!("INSERT INTO other VALUES (77, '{EVENT_TYPE}', 'k', '')"));
         outbox.wait_until_confirmed();
-        let counted = command(&outbox, &["backfill", "id > 7", "--dry-run"], &[outboxes]);
+        let counted = outbox.command(&["backfill", "id > 7", "--dry-run"], &[outboxes]);
         assert_eq!(counted.code, Some(0), "{}", counted.output);
         claim_said(&counted.output, &["public.outbox: 3 rows would be published", "public.other: 1 rows"]);
         assert_eq!(ids(&outbox, &topic).len(), 11);
 
-        let again = command(&outbox, &["backfill", "id > 7", "--only", "public.outbox"], &[outboxes]);
+        let again = outbox.command(&["backfill", "id > 7", "--only", "public.outbox"], &[outboxes]);
         assert_eq!(again.code, Some(0), "{}", again.output);
         claim_said(&again.output, &["public.outbox: 3 rows published"]);
         insert(&outbox, 11, 11);
@@ -431,13 +419,13 @@ fn rows_come_again_on_purpose_beside_a_stream_and_without_one() {
 
         assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
         outbox.execute(&format!("SELECT pg_drop_replication_slot('{}')", outbox.database.name()));
-        let again = command(&outbox, &["backfill", "all", "--only", "other"], &[outboxes]);
+        let again = outbox.command(&["backfill", "all", "--only", "other"], &[outboxes]);
         assert_eq!((again.code, &*slots(&outbox)), (Some(0), "none"), "{}", again.output);
         assert_eq!(ids(&outbox, &topic).len(), 16);
         for (arguments, said) in
             [(&["backfill", "none"][..], "say which"), (&["backfill", "all", "--only", "a.b"], "no outbox")]
         {
-            let refused = command(&outbox, arguments, &[outboxes]);
+            let refused = outbox.command(arguments, &[outboxes]);
             assert_eq!(refused.code, Some(1), "{}", refused.output);
             claim_said(&refused.output, &[said]);
         }
@@ -480,7 +468,7 @@ fn what_was_decided_while_a_backfill_is_interrupted_is_done() {
     walpost.kill9();
     insert(&outbox, 1001, 1001);
     // no word: it is asked again
-    let unsaid = command(&outbox, &["init"], &[]);
+    let unsaid = outbox.command(&["init"], &[]);
     assert_eq!((unsaid.code, &*slots(&outbox)), (Some(1), "_backfill"), "{}", unsaid.output);
     claim_said(&unsaid.output, &["1001 rows", "outbox.backfill"]);
     // none: the stream begins where it would have begun
@@ -512,15 +500,15 @@ fn a_name_that_leaves_no_room_is_refused_and_so_is_one_that_is_taken_for_a_marke
     let outbox = outbox(Version::NEWEST, TABLE);
     insert(&outbox, 1, 1);
     let long = format!("{:x<60}", outbox.database.name());
-    let refused = command(&outbox, &["init", "--backfill", "all", "--slot", &long], &[]);
+    let refused = outbox.command(&["init", "--backfill", "all", "--slot", &long], &[]);
     assert_eq!((refused.code, &*slots(&outbox)), (Some(1), "none"), "{}", refused.output);
     claim_said(&refused.output, &["63 characters", "postgres.slot"]);
-    let refused = command(&outbox, &["init", "--slot", "other_backfill"], &[]);
+    let refused = outbox.command(&["init", "--slot", "other_backfill"], &[]);
     assert_eq!(refused.code, Some(2), "{}", refused.output);
     // a slot of that name that is none of ours
     let name = outbox.database.name();
     outbox.execute(&format!("SELECT pg_create_physical_replication_slot('{name}_backfill')"));
-    let refused = command(&outbox, &["init", "--backfill", "all"], &[]);
+    let refused = outbox.command(&["init", "--backfill", "all"], &[]);
     assert_eq!(refused.code, Some(1), "{}", refused.output);
     claim_said(&refused.output, &["_backfill", "no pgoutput slot of this database"]);
     outbox.execute(&format!("SELECT pg_drop_replication_slot('{name}_backfill')"));
@@ -537,7 +525,7 @@ fn check_says_that_a_backfill_was_not_completed() {
     assert_eq!(answer.status, 503);
     claim_said(&answer.body, &["rows older than the slot are published first"]);
     walpost.kill9();
-    let check = command(&outbox, &["check"], &[ALL]);
+    let check = outbox.command(&["check"], &[ALL]);
     assert_eq!(check.code, Some(0), "{}", check.output);
     claim_said(&check.output, &["_backfill stands for it"]);
 }

@@ -10,7 +10,7 @@ use crate::{
         postgres::{Postgres, Version},
         topics::Received,
         wait_until,
-        walpost::{Walpost, environment},
+        walpost::Walpost,
     },
 };
 
@@ -190,10 +190,8 @@ fn dead_letters_are_listed_with_reasons_and_go_back_when_asked() {
          INSERT INTO outbox SELECT n, 't', 'k', {noise} FROM generate_series(3, 3) n"
     ));
     outbox.wait_until_confirmed();
-    let mut env = environment(&outbox.database, outbox.kafka);
-    env.push(("WALPOST_KAFKA_DEAD_LETTER_TOPIC", case.graves.clone()));
-    let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let command = |arguments: &[&str]| Walpost::run_to_end(&[&["dead-letters"], arguments].concat(), &env);
+    let env = [("WALPOST_KAFKA_DEAD_LETTER_TOPIC", case.graves.as_str())];
+    let command = |arguments: &[&str]| outbox.command(&[&["dead-letters"], arguments].concat(), &env);
 
     let listed = command(&["list", "--format", "json"]);
     let letters: serde_json::Value =

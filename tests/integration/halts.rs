@@ -7,7 +7,7 @@ use crate::{
         kafka::Kafka,
         postgres::{Postgres, Settings, Stop, Version},
         wait_until,
-        walpost::{Walpost, environment},
+        walpost::Walpost,
     },
 };
 
@@ -273,9 +273,7 @@ fn a_role_that_may_not_replicate_is_said_plainly() {
     at_both_ends(|version| {
         let outbox = Outbox::new(Postgres::shared(version), Kafka::shared());
         let role = outbox.database.name();
-        let env = environment(&outbox.database, outbox.kafka);
-        let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        assert_eq!(Walpost::run_to_end(&["init"], &env).code, Some(0));
+        assert_eq!(outbox.command(&["init"], &[]).code, Some(0));
         outbox.execute(&format!("CREATE ROLE {role} LOGIN"));
         let log = halted(&outbox, &[("WALPOST_POSTGRES_URL", &outbox.database.url_as(role))], 1);
         claim_said(&log, &["ALTER ROLE", "REPLICATION"]);

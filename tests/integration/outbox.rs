@@ -16,7 +16,7 @@ use crate::services::{
     postgres::{Postgres, Version},
     topics::Received,
     wait_until,
-    walpost::Walpost,
+    walpost::{Ended, Walpost, with_environment},
 };
 
 /// How long anything that should happen may take.
@@ -116,6 +116,16 @@ impl<'a> Outbox<'a> {
         let walpost = Walpost::relay(&self.database, self.kafka, env);
         walpost.wait_for_log(PATIENCE, "streaming slot=");
         walpost
+    }
+
+    /// Runs a command of walpost for this outbox to its end.
+    pub fn command(&self, args: &[&str], env: &[(&str, &str)]) -> Ended {
+        with_environment(&self.database, self.kafka, env, |env| Walpost::run_to_end(args, env))
+    }
+
+    /// Starts a command of walpost for this outbox.
+    pub fn start(&self, args: &[&str], env: &[(&str, &str)]) -> Walpost {
+        with_environment(&self.database, self.kafka, env, |env| Walpost::start_with(args, env))
     }
 
     /// Runs statements, in one transaction unless they say otherwise.

@@ -4,22 +4,11 @@ use serde_json::Value;
 
 use crate::{
     outbox::{Outbox, PATIENCE, at_both_ends},
-    services::{
-        postgres::Version,
-        topics::Received,
-        walpost::{Ended, Walpost, environment},
-    },
+    services::{postgres::Version, topics::Received, walpost::Ended},
 };
 
-fn command(outbox: &Outbox<'_>, args: &[&str], more: &[(&str, &str)]) -> Ended {
-    let env = environment(&outbox.database, outbox.kafka);
-    let mut env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    env.extend_from_slice(more);
-    Walpost::run_to_end(args, &env)
-}
-
 fn peek(outbox: &Outbox<'_>, limit: usize, more: &[(&str, &str)]) -> Vec<Value> {
-    let Ended { code, output } = command(outbox, &["peek", "--limit", &limit.to_string()], more);
+    let Ended { code, output } = outbox.command(&["peek", "--limit", &limit.to_string()], more);
     assert_eq!(code, Some(0), "{output}");
     output.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
 }
@@ -93,7 +82,7 @@ fn what_cannot_be_published_is_shown_with_the_reason() {
 #[test]
 fn without_a_slot_there_is_advice() {
     let outbox = Outbox::shared(Version::NEWEST);
-    let Ended { code, output } = command(&outbox, &["peek"], &[]);
+    let Ended { code, output } = outbox.command(&["peek"], &[]);
     assert_eq!(code, Some(1));
     assert!(output.contains("does not exist") && output.contains("walpost init"), "{output}");
 }
@@ -109,20 +98,20 @@ fn dropping_takes_slot_and_publication_and_only_when_sure() {
             (outbox.text(&slots), outbox.text(&publications))
         };
         let walpost = outbox.relay(&[]);
-        let in_use = command(&outbox, &["drop", "--yes"], &[]);
+        let in_use = outbox.command(&["drop", "--yes"], &[]);
         assert!(in_use.code == Some(1) && in_use.output.contains("in use"), "{}", in_use.output);
         assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
         outbox.execute("INSERT INTO outbox (event_type) VALUES ('t')");
         outbox.execute(&format!("SELECT pg_create_logical_replication_slot('{name}_backfill', 'pgoutput')"));
-        let asked = command(&outbox, &["drop"], &[]);
+        let asked = outbox.command(&["drop"], &[]);
         assert!(asked.code == Some(2) && asked.output.contains("drop --yes"), "{}", asked.output);
         assert!(asked.output.contains("not published any more"), "{}", asked.output);
         assert_eq!(left(), ("2".to_owned(), "1".to_owned()));
-        let done = command(&outbox, &["drop", "--yes"], &[]);
+        let done = outbox.command(&["drop", "--yes"], &[]);
         assert_eq!(done.code, Some(0), "{}", done.output);
         assert_eq!(left(), ("0".to_owned(), "0".to_owned()));
         assert_eq!(outbox.text("SELECT count(*) FROM outbox"), "1", "the rows stay");
-        let again = command(&outbox, &["drop", "--yes"], &[]);
+        let again = outbox.command(&["drop", "--yes"], &[]);
         assert!(again.code == Some(0) && again.output.contains("nothing to drop"), "{}", again.output);
     });
 }
@@ -133,10 +122,10 @@ fn what_is_not_walposts_alone_stays() {
     let name = outbox.database.name();
     outbox.execute(&format!("CREATE TABLE other (); CREATE PUBLICATION {name} FOR TABLE outbox, other"));
     outbox.execute(&format!("SELECT pg_create_physical_replication_slot('{name}')"));
-    let foreign = command(&outbox, &["drop", "--yes"], &[]);
+    let foreign = outbox.command(&["drop", "--yes"], &[]);
     assert!(foreign.code == Some(1) && foreign.output.contains("not walpost's"), "{}", foreign.output);
     outbox.execute(&format!("SELECT pg_drop_replication_slot('{name}')"));
-    let shared = command(&outbox, &["drop", "--yes"], &[]);
+    let shared = outbox.command(&["drop", "--yes"], &[]);
     assert!(shared.code == Some(0) && shared.output.contains("public.other"), "{}", shared.output);
     assert_eq!(outbox.text(&format!("SELECT count(*) FROM pg_publication WHERE pubname = '{name}'")), "1");
 }

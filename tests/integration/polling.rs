@@ -15,8 +15,8 @@ use crate::{
         kafka::Kafka,
         postgres::{Postgres, Version},
         topics::Received,
-        wait_until,
-        walpost::{Ended, Walpost, environment},
+        wait, wait_until,
+        walpost::{Ended, Walpost, with_environment},
     },
     victim::victim,
 };
@@ -74,12 +74,7 @@ impl<'a> Lesson<'a> {
     }
 
     fn with_mapping<T>(&self, env: &[(&str, &str)], run: impl FnOnce(&[(&str, &str)]) -> T) -> T {
-        let base = environment(&self.outbox.database, self.outbox.kafka);
-        let mut all: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        all.extend(MAPPING);
-        all.retain(|(name, _)| env.iter().all(|(other, _)| other != name));
-        all.extend_from_slice(env);
-        run(&all)
+        with_environment(&self.outbox.database, self.outbox.kafka, &[&MAPPING[..], env].concat(), run)
     }
 
     fn command(&self, args: &[&str], env: &[(&str, &str)]) -> Ended {
@@ -118,8 +113,7 @@ impl<'a> Lesson<'a> {
 }
 
 fn run(client: &Client, sql: &str) -> Result<(), tokio_postgres::Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    runtime.block_on(client.batch_execute(sql))
+    wait(client.batch_execute(sql))
 }
 
 fn numbers_by_key(records: &[Received]) -> BTreeMap<Vec<u8>, Vec<u64>> {
@@ -304,17 +298,19 @@ fn a_partitioned_table_is_marked_row_by_row() {
                      CREATE TABLE outbox_b PARTITION OF outbox FOR VALUES IN ('b')";
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), table);
         let (topic, graves) = (outbox.topic("t", 1), outbox.topic("late", 1));
-        let base = environment(&outbox.database, outbox.kafka);
-        let mut env: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        env.extend([("WALPOST_POSTGRES_SOURCE", "poll"), ("WALPOST_POLL_INTERVAL_MS", "100")]);
-        env.extend([("WALPOST_RETENTION_KEEP", "1h"), ("WALPOST_RETENTION_INTERVAL", "1s")]);
-        let said = Walpost::run_to_end(&["init"], &env);
+        let env = [
+            ("WALPOST_POSTGRES_SOURCE", "poll"),
+            ("WALPOST_POLL_INTERVAL_MS", "100"),
+            ("WALPOST_RETENTION_KEEP", "1h"),
+            ("WALPOST_RETENTION_INTERVAL", "1s"),
+        ];
+        let said = outbox.command(&["init"], &env);
         assert_eq!(said.code, Some(0), "{}", said.output);
         // rows of different fate at the same place in their partitions
         outbox.execute(
             "INSERT INTO outbox (event_type, key, payload) VALUES ('t', 'a', '1'), ('absent', 'b', '2'), ('t', 'a', '3')",
         );
-        let _walpost = Walpost::start(&env);
+        let _walpost = outbox.start(&["run"], &env);
         outbox.wait_until_true(PATIENCE, "SELECT attempts > 0 FROM outbox_b");
         outbox.wait_until_true(PATIENCE, "SELECT count(delivered_at) = 2 FROM outbox_a");
         assert_eq!(outbox.text("SELECT count(delivered_at) FROM outbox_b"), "0");
@@ -490,13 +486,8 @@ fn rows_that_were_there_before_the_mark_are_decided_about() {
     for (backfill, undelivered) in [("none", "0"), ("all", "3"), ("payload::text = '2'", "1")] {
         let outbox = Outbox::shared(Version::NEWEST);
         outbox.execute("INSERT INTO outbox (event_type, payload) VALUES ('t', '1'), ('t', '2'), ('t', '3')");
-        let init = |env: &[(&str, &str)]| {
-            let base = environment(&outbox.database, outbox.kafka);
-            let mut all: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-            all.push(("WALPOST_POSTGRES_SOURCE", "poll"));
-            all.extend_from_slice(env);
-            Walpost::run_to_end(&["init"], &all)
-        };
+        let init =
+            |env: &[(&str, &str)]| outbox.command(&["init"], &[&[("WALPOST_POSTGRES_SOURCE", "poll")], env].concat());
         let refused = init(&[]);
         assert_eq!(refused.code, Some(1), "{}", refused.output);
         assert!(refused.output.contains("3 rows") && refused.output.contains("outbox.backfill"), "{}", refused.output);
@@ -513,21 +504,19 @@ fn rows_that_were_there_before_the_mark_are_decided_about() {
 #[test]
 fn a_table_without_marks_is_refused_with_advice_and_commands_of_the_slot_say_what_to_do_instead() {
     let outbox = Outbox::shared(Version::NEWEST);
-    let base = environment(&outbox.database, outbox.kafka);
-    let mut env: Vec<_> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    env.push(("WALPOST_POSTGRES_SOURCE", "poll"));
+    let env = [("WALPOST_POSTGRES_SOURCE", "poll")];
     for args in [&["run"][..], &["check"]] {
-        let ended = Walpost::run_to_end(args, &env);
+        let ended = outbox.command(args, &env);
         assert_eq!(ended.code, Some(1), "{}", ended.output);
         assert!(ended.output.contains("no column") && ended.output.contains("walpost init"), "{}", ended.output);
     }
     for args in [&["peek"][..], &["drop", "--yes"], &["backfill", "all"]] {
-        let ended = Walpost::run_to_end(args, &env);
+        let ended = outbox.command(args, &env);
         assert_eq!(ended.code, Some(1), "{}", ended.output);
         assert!(ended.output.contains("there is no slot"), "{}", ended.output);
     }
-    assert_eq!(Walpost::run_to_end(&["init"], &env).code, Some(0));
-    let status = Walpost::run_to_end(&["status"], &env);
+    assert_eq!(outbox.command(&["init"], &env).code, Some(0));
+    let status = outbox.command(&["status"], &env);
     assert_eq!(status.code, Some(0), "{}", status.output);
     assert!(status.output.contains("poll") && !status.output.contains("publication"), "{}", status.output);
 }

@@ -10,7 +10,7 @@ use crate::{
         kafka::Kafka,
         postgres::{Postgres, Settings, Stop, Version},
         wait_until,
-        walpost::{Ended, Walpost, environment},
+        walpost::Ended,
     },
     victim::victim,
 };
@@ -39,15 +39,6 @@ fn count(outbox: &Outbox<'_>, condition: &str) -> u32 {
 fn wait_until_count(outbox: &Outbox<'_>, condition: &str, expected: u32) {
     let what = format!("{expected} rows with {condition}");
     wait_until(PATIENCE, &what, || count(outbox, condition) == expected);
-}
-
-/// Runs a command with the outbox's settings.
-fn run(outbox: &Outbox<'_>, args: &[&str], env: &[(&str, &str)]) -> Ended {
-    let base = environment(&outbox.database, outbox.kafka);
-    let mut all: Vec<(&str, &str)> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    all.retain(|(name, _)| env.iter().all(|(other, _)| other != name));
-    all.extend_from_slice(env);
-    Walpost::run_to_end(args, &all)
 }
 
 /// Cases 14 and 49: a row's age proves nothing, only its delivery does. Rows that say they are old are deleted once
@@ -100,7 +91,7 @@ fn rows_that_are_older_than_the_slot_or_than_one_made_anew_stay() {
         insert(&outbox, "second", 4);
         wait_until_count(&outbox, "key = 'second'", 0);
         assert_eq!((count(&outbox, "key = 'older'"), count(&outbox, "key = 'gap'")), (5, 4));
-        let pruned = run(&outbox, &["prune"], &AT_ONCE[..1]);
+        let pruned = outbox.command(&["prune"], &AT_ONCE[..1]);
         assert_eq!(pruned.code, Some(0), "{}", pruned.output);
         assert!(pruned.output.contains("deleted 0 rows") && pruned.output.contains("kept 9 rows"), "{}", pruned.output);
     });
@@ -177,11 +168,11 @@ fn what_was_delivered_is_known_after_a_stop() {
         insert(&outbox, "late", 2);
         outbox.wait_until_confirmed();
         assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
-        let dry = run(&outbox, &["prune", "--dry-run"], &AT_ONCE[..1]);
+        let dry = outbox.command(&["prune", "--dry-run"], &AT_ONCE[..1]);
         assert!(dry.code == Some(0) && dry.output.contains("7 rows would be deleted"), "{}", dry.output);
         assert!(dry.output.contains("nobody streams from it"), "{}", dry.output);
         assert_eq!(count(&outbox, "true"), 9, "a dry run deletes nothing");
-        let pruned = run(&outbox, &["prune"], &[("WALPOST_RETENTION_KEEP", "29d")]);
+        let pruned = outbox.command(&["prune"], &[("WALPOST_RETENTION_KEEP", "29d")]);
         assert!(pruned.code == Some(0) && pruned.output.contains("deleted 7 rows"), "{}", pruned.output);
         // the next process goes on where the last one ended, so it can tell of its last moments
         let _walpost = outbox.relay(&AT_ONCE);
@@ -193,16 +184,16 @@ fn what_was_delivered_is_known_after_a_stop() {
 #[test]
 fn prune_says_what_is_missing() {
     let outbox = Outbox::shared(Version::NEWEST);
-    let without_keep = run(&outbox, &["prune"], &[]);
+    let without_keep = outbox.command(&["prune"], &[]);
     assert_eq!(without_keep.code, Some(2), "{}", without_keep.output);
     assert!(without_keep.output.contains("retention.keep"), "{}", without_keep.output);
-    let without_record = run(&outbox, &["prune"], &AT_ONCE[..1]);
+    let without_record = outbox.command(&["prune"], &AT_ONCE[..1]);
     assert_eq!(without_record.code, Some(1), "{}", without_record.output);
     assert!(without_record.output.contains("walpost init"), "{}", without_record.output);
     // rows that nobody has delivered yet
-    assert_eq!(run(&outbox, &["init"], &[]).code, Some(0));
+    assert_eq!(outbox.command(&["init"], &[]).code, Some(0));
     insert(&outbox, "k", 4);
-    let undelivered = run(&outbox, &["prune"], &AT_ONCE[..1]);
+    let undelivered = outbox.command(&["prune"], &AT_ONCE[..1]);
     assert_eq!(undelivered.code, Some(0), "{}", undelivered.output);
     for said in ["deleted 0 rows", "4 old rows are not known to be delivered yet", "has confirmed 0/"] {
         assert!(undelivered.output.contains(said), "{said:?} is not said in:\n{}", undelivered.output);
@@ -223,7 +214,7 @@ fn two_cleaners_share_the_work() {
         outbox.wait_until_confirmed();
         let env = [AT_ONCE[0], ("WALPOST_RETENTION_BATCH", "200")];
         let deleted: Vec<u32> = thread::scope(|scope| {
-            let cleaners: Vec<_> = (0..2).map(|_| scope.spawn(|| run(&outbox, &["prune"], &env))).collect();
+            let cleaners: Vec<_> = (0..2).map(|_| scope.spawn(|| outbox.command(&["prune"], &env))).collect();
             let number = |ended: Ended| -> u32 {
                 assert_eq!(ended.code, Some(0), "{}", ended.output);
                 let said = ended.output.split("deleted ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -242,14 +233,14 @@ fn a_role_with_the_granted_rights_alone_is_enough() {
     at_both_ends(|version| {
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), "");
         outbox.topic("t", 1);
-        let printed = run(&outbox, &["init", "--print"], &[]);
+        let printed = outbox.command(&["init", "--print"], &[]);
         assert_eq!(printed.code, Some(0), "{}", printed.output);
         let slot = printed.output.find("SELECT pg_create_logical").expect("the slot is made last");
         outbox.execute(&printed.output[..slot]);
         outbox.execute(&printed.output[slot..]);
         let url = outbox.database.url_as("walpost_relay");
         let env = [AT_ONCE[0], AT_ONCE[1], ("WALPOST_POSTGRES_URL", url.as_str())];
-        let checked = run(&outbox, &["check"], &env);
+        let checked = outbox.command(&["check"], &env);
         assert!(checked.output.contains("can be deleted"), "{}", checked.output);
         let walpost = outbox.relay(&env);
         insert(&outbox, "first", 30);
@@ -265,12 +256,12 @@ fn a_role_with_the_granted_rights_alone_is_enough() {
         let (holder, lock) = (outbox.database.connect(), "BEGIN; SELECT FROM outbox WHERE key = 'held' FOR UPDATE");
         let holder = complete(async move { holder.batch_execute(lock).await.map(|()| holder) }).expect("a lock");
         for (deleted, left) in [("deleted 40 rows", 1), ("deleted 0 rows", 1)] {
-            let pruned = run(&outbox, &["prune"], &[env[0], env[2]]);
+            let pruned = outbox.command(&["prune"], &[env[0], env[2]]);
             assert!(pruned.code == Some(0) && pruned.output.contains(deleted), "{}", pruned.output);
             assert_eq!(count(&outbox, "true"), left);
         }
         complete(async move { holder.batch_execute("ROLLBACK").await }).expect("it lets go");
-        let pruned = run(&outbox, &["prune"], &[env[0], env[2]]);
+        let pruned = outbox.command(&["prune"], &[env[0], env[2]]);
         assert!(pruned.output.contains("deleted 1 rows"), "{}", pruned.output);
         drop(walpost);
     });
@@ -298,10 +289,10 @@ fn rows_of_dead_letters_have_a_retention_of_their_own() {
         outbox.wait_until_confirmed();
         stays(PASSES, "the dead letters' rows stay", || count(&outbox, "true") == 2);
         assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
-        let kept = run(&outbox, &["prune"], &env[..1]);
+        let kept = outbox.command(&["prune"], &env[..1]);
         assert!(kept.output.contains("kept 2 rows of dead-lettered events"), "{}", kept.output);
         let with_end = [env[0], ("WALPOST_RETENTION_KEEP_DEAD_LETTERED", "1s")];
-        let gone = run(&outbox, &["prune"], &with_end);
+        let gone = outbox.command(&["prune"], &with_end);
         assert!(gone.output.contains("deleted 2 rows"), "{}", gone.output);
     });
 }
@@ -367,7 +358,7 @@ fn an_outbox_that_stays_empty_and_one_without_a_key_are_served() {
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), table);
         let topic = outbox.topic("t", 1);
         let env = [AT_ONCE[0], AT_ONCE[1], ("WALPOST_OUTBOX_COLUMNS_TIMESTAMP", "at")];
-        let checked = run(&outbox, &["check"], &env);
+        let checked = outbox.command(&["check"], &env);
         for finding in ["has no index that begins with \"at\"", "has no primary key", "walpost_delivered"] {
             assert!(checked.output.contains(finding), "{finding:?} is not found:\n{}", checked.output);
         }
@@ -386,18 +377,18 @@ fn an_outbox_that_stays_empty_and_one_without_a_key_are_served() {
 fn check_says_what_retention_lacks() {
     let table = "CREATE TABLE outbox (id text PRIMARY KEY, event_type text NOT NULL, key text, payload text)";
     let outbox = Outbox::with(Postgres::shared(Version::NEWEST), Kafka::shared(), table);
-    let checked = run(&outbox, &["check"], &AT_ONCE);
+    let checked = outbox.command(&["check"], &AT_ONCE);
     assert!(checked.output.contains("has no column \"created_at\" that holds a time"), "{}", checked.output);
     let role = format!("reader_of_{}", outbox.database.name());
     outbox.execute(&format!("CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role}"));
     let url = outbox.database.url_as(&role);
     let env = [AT_ONCE[0], ("WALPOST_POSTGRES_URL", url.as_str())];
-    let checked = run(&outbox, &["check"], &env);
+    let checked = outbox.command(&["check"], &env);
     assert!(checked.output.contains("may not read and delete rows"), "{}", checked.output);
     // a record in the hands of someone else proves nothing
     outbox.execute(&format!("GRANT CREATE ON SCHEMA public TO {role}; GRANT DELETE ON outbox TO {role}"));
     outbox.execute(&format!("SET ROLE {role}; {}; RESET ROLE", include_str!("../../sql/retention.sql")));
-    let pruned = run(&outbox, &["prune"], &AT_ONCE[..1]);
+    let pruned = outbox.command(&["prune"], &AT_ONCE[..1]);
     assert!(pruned.code == Some(1) && pruned.output.contains("belongs to role"), "{}", pruned.output);
     outbox.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }

@@ -122,10 +122,7 @@ fn what_does_not_prove_itself_is_said_within_seconds_and_nothing_is_confirmed() 
     let before = outbox.confirmed();
     for (fault, host, mechanism, authority, password, said) in cases {
         let walpost = relay(&outbox, host, mechanism, authority, password);
-        wait_until(Duration::from_secs(10), &format!("{fault} is said"), || {
-            let answer = walpost.get("/readyz");
-            answer.status == 503 && answer.body.contains("kafka:") && answer.body.contains(said)
-        });
+        wait_until_said(&walpost, fault, said);
         let warnings =
             || walpost.log().lines().filter(|line| line.contains(" WARN ") || line.contains("ERROR")).count();
         let so_far = warnings();
@@ -149,10 +146,7 @@ fn a_broker_that_asks_for_a_certificate_is_given_one() {
     let without = relay_with(&outbox, "localhost", &authority, &[]);
     without.wait_for_log(PATIENCE, "streaming slot=");
     outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
-    wait_until(Duration::from_secs(10), "the refusal is said", || {
-        let answer = without.get("/readyz");
-        answer.status == 503 && answer.body.contains("kafka:") && answer.body.contains("SSL")
-    });
+    wait_until_said(&without, "no certificate", "SSL");
     without.kill9();
     let Issued { certificate, key } = authority.client("relay");
     let (certificate, key) = (text(&certificate), text(&key));
@@ -171,11 +165,16 @@ fn a_broker_whose_certificate_has_expired_is_not_believed() {
     let walpost = relay_with(&outbox, "localhost", &authority, &[]);
     walpost.wait_for_log(PATIENCE, "streaming slot=");
     outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
-    wait_until(Duration::from_secs(10), "it is said", || {
-        let answer = walpost.get("/readyz");
-        answer.status == 503 && answer.body.contains("kafka:") && answer.body.contains("certificate verify failed")
-    });
+    wait_until_said(&walpost, "expired", "certificate verify failed");
     stays(Duration::from_secs(1), "nothing is sent", || kafka.record_count(&topic) == 0);
+}
+
+/// The reason stands in `/readyz` within seconds.
+fn wait_until_said(walpost: &Walpost, what: &str, said: &str) {
+    wait_until(Duration::from_secs(10), &format!("{what}: {said:?} is said"), || {
+        let answer = walpost.get("/readyz");
+        answer.status == 503 && answer.body.contains("kafka:") && answer.body.contains(said)
+    });
 }
 
 fn command_line(walpost: &Walpost) -> String {

@@ -56,6 +56,12 @@ pub fn wait_for<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Optio
     }
 }
 
+/// Waits for a future that may borrow; callable from every thread that is in no runtime. The services' runtime drives the
+/// connections meanwhile.
+pub fn wait<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime").block_on(future)
+}
+
 /// Runs a future to its end on the services' runtime; callable from everywhere.
 pub fn complete<F>(future: F) -> F::Output
 where

@@ -63,11 +63,7 @@ impl Walpost {
     /// Starts `walpost run` from a database's outbox to a Kafka: slot, publication and the topics' prefix are named after
     /// the database. `env` adds to that and wins.
     pub fn relay(database: &Database<'_>, kafka: &Kafka, env: &[(&str, &str)]) -> Self {
-        let base = environment(database, kafka);
-        let mut all: Vec<(&str, &str)> = base.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        all.retain(|(name, _)| env.iter().all(|(other, _)| other != name));
-        all.extend_from_slice(env);
-        Self::start(&all)
+        with_environment(database, kafka, env, Self::start)
     }
 
     /// Runs a command to its end.
@@ -190,6 +186,19 @@ pub fn environment(database: &Database<'_>, kafka: &Kafka) -> Vec<(&'static str,
         ("WALPOST_KAFKA_BROKERS", kafka.brokers()),
         ("WALPOST_ROUTE_TOPIC", format!("{}.{{event_type}}", database.name())),
     ]
+}
+
+/// Does something with the variables of [`environment`] and others, which win; of two others with one name, the last.
+pub fn with_environment<T>(
+    database: &Database<'_>,
+    kafka: &Kafka,
+    env: &[(&str, &str)],
+    act: impl FnOnce(&[(&str, &str)]) -> T,
+) -> T {
+    let base = environment(database, kafka);
+    let all: Vec<(&str, &str)> =
+        base.iter().map(|(name, value)| (*name, value.as_str())).chain(env.iter().copied()).collect();
+    act(&all)
 }
 
 fn command(binary: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
