@@ -3,11 +3,11 @@
 //! The statements are files in `sql/`, as for [`crate::init`], which calls this. A relay delivers without any of it: so what
 //! the role may not create, and what would have to take another's place, is left out and said so.
 
-use tokio_postgres::{Client, error::SqlState};
+use tokio_postgres::Client;
 
 use crate::{
     config::{Config, OutboxConfig, TableName},
-    init::{InitError, Step, TABLE, is_default, substituted},
+    init::{InitError, Step, TABLE, create_or_leave_out, is_default, substituted},
     publication::quoted,
     sql::quote_identifier,
 };
@@ -90,7 +90,7 @@ async fn ensure_emit(client: &Client, outbox: &OutboxConfig) -> Result<Step, Ini
     let payload = match payload_type(client, &outbox.table).await {
         Ok(Ok(payload)) => payload,
         Ok(Err(why)) => return Ok(Step::LeftOut { what, why }),
-        Err(source) => return Err(failed("look at the outbox's columns", source)),
+        Err(error) => return Err(InitError::statement("look at the outbox's columns")(error)),
     };
     let creation = Creation { functions: &EMIT_FUNCTIONS, sql: create_emit(&outbox.table, &payload), needed: false };
     ensure_functions(client, &outbox.table.schema, creation, what).await
@@ -99,7 +99,7 @@ async fn ensure_emit(client: &Client, outbox: &OutboxConfig) -> Result<Step, Ini
 async fn ensure_inbox(client: &Client, schema: &str) -> Result<Step, InitError> {
     let what = format!("inbox {}.\"inbox\" with inbox_claim and inbox_prune", quote_identifier(schema));
     let row = client.query_opt(LOOK_AT_INBOX, &[&schema]).await;
-    let fits: Option<bool> = row.map_err(|source| failed("look at the inbox", source))?.map(|row| row.get(0));
+    let fits: Option<bool> = row.map_err(InitError::statement("look at the inbox"))?.map(|row| row.get(0));
     if fits != Some(false) {
         let creation = Creation { functions: &INBOX_FUNCTIONS, sql: create_inbox(schema), needed: fits.is_none() };
         return ensure_functions(client, schema, creation, what).await;
@@ -125,7 +125,7 @@ async fn ensure_functions(
     what: String,
 ) -> Result<Step, InitError> {
     let found = client.query(LOOK_AT_FUNCTIONS, &[&schema, &functions]).await;
-    let found = found.map_err(|source| failed("look for functions", source))?;
+    let found = found.map_err(InitError::statement("look for functions"))?;
     if let Some(other) = found.iter().find(|row| !row.get::<_, bool>(1)) {
         let why = format!("a function {} is there that is not walpost's", other.get::<_, &str>(0));
         return Ok(Step::LeftOut { what, why });
@@ -133,21 +133,10 @@ async fn ensure_functions(
     if !needed && found.len() == functions.len() {
         return Ok(Step::Found(what));
     }
-    match client.batch_execute(&sql).await {
-        Ok(()) => Ok(Step::Created(what)),
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            let why = format!(
-                "{}; if applications shall use it, run walpost init as the schema's owner",
-                error.as_db_error().map_or("permission denied", |error| error.message())
-            );
-            Ok(Step::LeftOut { what, why })
-        }
-        Err(source) => Err(failed(&format!("create {what}"), source)),
-    }
-}
-
-fn failed(attempt: &str, source: tokio_postgres::Error) -> InitError {
-    InitError::Statement { attempt: attempt.to_owned(), source }
+    create_or_leave_out(client, &sql, what, |said| {
+        format!("{said}; if applications shall use it, run walpost init as the schema's owner")
+    })
+    .await
 }
 
 const LOOK_AT_FUNCTIONS: &str = "

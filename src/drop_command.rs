@@ -8,8 +8,8 @@ use tokio_postgres::Client;
 use crate::{
     backfill,
     config::Config,
-    publication, sql,
-    sql::{SqlError, quote_identifier},
+    publication,
+    sql::{self, SqlError, quote_identifier},
 };
 
 /// Why something is still there.

@@ -77,6 +77,14 @@ pub enum InitError {
     Slot(#[from] BackfillError),
 }
 
+impl InitError {
+    /// For `map_err`: the attempt that failed.
+    pub(crate) fn statement(attempt: impl Into<String>) -> impl FnOnce(tokio_postgres::Error) -> Self {
+        let attempt = attempt.into();
+        |source| Self::Statement { attempt, source }
+    }
+}
+
 fn list(faults: &[Fault]) -> String {
     let lines = faults.iter().map(|fault| format!("{}; mend it with: {}", fault.what, fault.fix));
     lines.collect::<Vec<_>>().join("; ")
@@ -107,31 +115,6 @@ impl std::fmt::Display for Step {
         }
     }
 }
-
-/// Creates the tables in which walpost remembers what it has delivered. No event depends on them, only retention.
-async fn ensure_record(client: &Client, config: &Config) -> Result<Step, InitError> {
-    let record = Record::new(config);
-    let what = format!("tables {} and {}", record.delivered(), record.dead_lettered());
-    let names = [record.delivered().to_string(), record.dead_lettered().to_string()];
-    let there: bool = client
-        .query_one(RECORD_IS_THERE, &[&names[0], &names[1]])
-        .await
-        .map_err(|source| InitError::Statement { attempt: format!("look for {what}"), source })?
-        .get(0);
-    if there {
-        return Ok(Step::Found(what));
-    }
-    match client.batch_execute(&record.sql()).await {
-        Ok(()) => Ok(Step::Created(what)),
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            let why = "permission denied; retention needs them: run walpost init as the schema's owner".to_owned();
-            Ok(Step::LeftOut { what, why })
-        }
-        Err(source) => Err(InitError::Statement { attempt: format!("create {what}"), source }),
-    }
-}
-
-const RECORD_IS_THERE: &str = "SELECT to_regclass($1::text) IS NOT NULL AND to_regclass($2::text) IS NOT NULL";
 
 /// Creates what is missing of table, functions, publication and slot. Each step is told to `done` as soon as it is over.
 /// The slot is the last, and may need rows to be published first: those are returned.
@@ -208,13 +191,46 @@ pub async fn ensure_tables(client: &Client, config: &Config) -> Result<Vec<Step>
         if found.kind.is_some() {
             steps.push(Step::Found(what));
         } else if is_default(outbox) {
-            execute(client, &create_table(&outbox.table), || format!("create {what}")).await?;
+            create(client, &create_table(&outbox.table), &what).await?;
             steps.push(Step::Created(what));
         } else {
             return Err(InitError::TableMissing { table: quoted(&outbox.table) });
         }
     }
     Ok(steps)
+}
+
+/// Creates the tables in which walpost remembers what it has delivered. No event depends on them, only retention.
+async fn ensure_record(client: &Client, config: &Config) -> Result<Step, InitError> {
+    const ARE_THERE: &str = "SELECT to_regclass($1::text) IS NOT NULL AND to_regclass($2::text) IS NOT NULL";
+    let record = Record::new(config);
+    let (delivered, dead_lettered) = (record.delivered().to_string(), record.dead_lettered().to_string());
+    let what = format!("tables {delivered} and {dead_lettered}");
+    let found = client.query_one(ARE_THERE, &[&delivered, &dead_lettered]).await;
+    if found.map_err(InitError::statement(format!("look for {what}")))?.get(0) {
+        return Ok(Step::Found(what));
+    }
+    create_or_leave_out(client, &record.sql(), what, |_| {
+        "permission denied; retention needs them: run walpost init as the schema's owner".to_owned()
+    })
+    .await
+}
+
+/// Creates what walpost delivers without; where the role may not, `why` makes a reason of the server's words.
+pub(crate) async fn create_or_leave_out(
+    client: &Client,
+    sql: &str,
+    what: String,
+    why: impl FnOnce(&str) -> String,
+) -> Result<Step, InitError> {
+    match client.batch_execute(sql).await {
+        Ok(()) => Ok(Step::Created(what)),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let said = error.as_db_error().map_or("permission denied", |error| error.message());
+            Ok(Step::LeftOut { what, why: why(said) })
+        }
+        Err(source) => Err(InitError::statement(format!("create {what}"))(source)),
+    }
 }
 
 /// Creates the publication when it is missing and no slot has begun without it; fails when it exists and leaves rows out.
@@ -233,7 +249,7 @@ pub async fn ensure_publication(client: &Client, config: &Config) -> Result<Step
         });
     }
     let tables: Vec<TableName> = config.outboxes.iter().map(|outbox| outbox.table.clone()).collect();
-    execute(client, &create_publication(name, &tables), || format!("create {what}")).await?;
+    create(client, &create_publication(name, &tables), &what).await?;
     Ok(Step::Created(what))
 }
 
@@ -251,17 +267,18 @@ pub fn slot_text(config: &Config) -> String {
 async fn slot_exists(client: &Client, slot: &str) -> Result<bool, InitError> {
     let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name IN ($1::text, $2::text))";
     let found = client.query_one(sql, &[&slot, &backfill::marker_of(slot)]).await;
-    found.map(|row| row.get(0)).map_err(|source| InitError::Statement { attempt: "look for the slot".into(), source })
+    found.map(|row| row.get(0)).map_err(InitError::statement("look for the slot"))
 }
 
 async fn find(client: &Client, config: &Config) -> Result<PublicationFound, InitError> {
     publication::find(client, &config.postgres.publication, &config.outboxes)
         .await
-        .map_err(|source| InitError::Statement { attempt: "look for tables and publication".into(), source })
+        .map_err(InitError::statement("look for tables and publication"))
 }
 
-async fn execute(client: &Client, sql: &str, attempt: impl FnOnce() -> String) -> Result<(), InitError> {
-    client.batch_execute(sql).await.map_err(|source| InitError::Statement { attempt: attempt(), source })
+/// Creates what `what` names.
+pub(crate) async fn create(client: &Client, sql: &str, what: &str) -> Result<(), InitError> {
+    client.batch_execute(sql).await.map_err(InitError::statement(format!("create {what}")))
 }
 
 /// Whether walpost knows how to create this table: every mapping is the default one.

@@ -11,7 +11,7 @@ use crate::{
     lsn::Lsn,
     pipeline::{Catalog, SessionError},
     retention::record,
-    sql,
+    sql::{self, WAL_END},
 };
 
 /// What a stream can begin with.
@@ -55,15 +55,10 @@ async fn ensure(config: &Config) -> Result<Prepared, InitError> {
         // nothing is lost: retention tells it again, and rows stay
         tracing::debug!(error = chain(&error), "no record of what is delivered");
     }
-    look(&client, config)
-        .await
-        .map(Prepared::Ready)
-        .map_err(|source| InitError::Statement { attempt: "look for the outbox tables".to_owned(), source })
+    let catalog = look(&client, config).await.map_err(InitError::statement("look for the outbox tables"))?;
+    Ok(Prepared::Ready(catalog))
 }
 
-/// Asked for before the oids: what is renamed in between is renamed behind it, and the stream tells of that.
-const POSITION: &str =
-    "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)::text";
 const OIDS: &str = "
     SELECT o.place, c.oid
     FROM unnest($1::text[], $2::text[]) WITH ORDINALITY o(schema_name, table_name, place)
@@ -72,7 +67,8 @@ const OIDS: &str = "
     ORDER BY o.place";
 
 pub(crate) async fn look(client: &Client, config: &Config) -> Result<Catalog, tokio_postgres::Error> {
-    let row = client.query_one(POSITION, &[]).await?;
+    // before the oids: what is renamed in between is renamed behind it, and the stream tells of that
+    let row = client.query_one(&format!("SELECT ({WAL_END})::text"), &[]).await?;
     let as_of: Lsn = row.get::<_, Option<&str>>(0).and_then(|lsn| lsn.parse().ok()).unwrap_or_default();
     let tables: Vec<_> = config.outboxes.iter().map(|outbox| outbox.table.clone()).collect();
     let (schemas, names): (Vec<_>, Vec<_>) =

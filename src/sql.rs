@@ -18,6 +18,10 @@ pub const SESSION_SETTINGS: &str = "-c datestyle=ISO -c intervalstyle=postgres -
      -c bytea_output=hex -c timezone=UTC -c client_min_messages=warning -c statement_timeout=0 \
      -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 -c lock_timeout=0";
 
+/// As an expression: the position behind all that is written (on a standby: replayed).
+pub const WAL_END: &str =
+    "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END";
+
 /// What is unacknowledged for so long means a dead link, unless `tcp_user_timeout` says otherwise.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 

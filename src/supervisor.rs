@@ -316,14 +316,8 @@ impl Supervisor {
             self.prepared.send_replace(true);
             wire
         };
-        let found = match slot::look(&mut wire, &postgres.slot).await {
-            Err(SourceError::SlotMissing(slot)) if self.held => {
-                let reason = "it was dropped while walpost used it".to_owned();
-                return Err(SourceError::SlotLost { slot, reason }.into());
-            }
-            found => found?,
-        };
-        self.compare(&found)?;
+        let found = slot::look_again(&mut wire, &postgres.slot, self.held, &mut self.system).await?;
+        self.compare(&found);
         let postgres = &self.config.postgres;
         let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
         if std::mem::replace(&mut self.held, true) {
@@ -333,11 +327,7 @@ impl Supervisor {
     }
 
     /// Holds what the slot says against what this process knows.
-    fn compare(&mut self, found: &SlotFound) -> Result<(), SourceError> {
-        let before = self.system.get_or_insert_with(|| found.system.clone());
-        if *before != found.system {
-            return Err(SourceError::OtherSystem { before: before.clone(), now: found.system.clone() });
-        }
+    fn compare(&self, found: &SlotFound) {
         let ours = self.shared.progress.confirmed_lsn();
         self.shared.witness.session_begins(found.confirmed, ours);
         if ours > Lsn::ZERO && found.confirmed > ours {
@@ -348,7 +338,6 @@ impl Supervisor {
             tracing::error!(slot = self.config.postgres.slot, confirmed = %ours, found = %found.confirmed, "{reason}");
             self.shared.health.remember(reason);
         }
-        Ok(())
     }
 
     /// What follows an error: a wait, or the end.

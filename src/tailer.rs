@@ -22,7 +22,7 @@ use crate::{
     prepare::{Prepared, prepare},
     route::RouteError,
     sink::Sink,
-    source::{Replication, SourceError, Wire, slot},
+    source::{Replication, Wire, slot},
 };
 
 /// Waits between tries to reach Postgres.
@@ -138,16 +138,8 @@ impl Tailer<'_> {
             }
         }
         let mut wire = Wire::connect(&postgres.conninfo).await?;
-        let found = slot::look(&mut wire, &postgres.slot).await.map_err(|error| match error {
-            SourceError::SlotMissing(slot) if self.system.is_some() => {
-                SourceError::SlotLost { slot, reason: "it was dropped while it was in use".to_owned() }
-            }
-            error => error,
-        })?;
-        let before = self.system.get_or_insert_with(|| found.system.clone());
-        if *before != found.system {
-            return Err(SourceError::OtherSystem { before: before.clone(), now: found.system }.into());
-        }
+        let held = self.system.is_some();
+        let found = slot::look_again(&mut wire, &postgres.slot, held, &mut self.system).await?;
         Ok((Replication::start(wire, &postgres.slot, &postgres.publication).await?, found.confirmed))
     }
 }

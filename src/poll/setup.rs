@@ -4,7 +4,7 @@ use tokio_postgres::Client;
 
 use crate::{
     config::{Backfill, Config, OutboxConfig},
-    init::{InitError, Step, TABLE, substituted},
+    init::{self, InitError, Step, TABLE, substituted},
     publication::quoted,
     sql::{quote_identifier, quote_literal},
 };
@@ -45,7 +45,7 @@ pub async fn ensure(client: &Client, config: &Config) -> Result<Vec<Step>, InitE
         } else {
             let marks = if found.delivered_at { String::new() } else { marks_of_old_rows(client, outbox).await? };
             let sql = format!("BEGIN; {marks}\n{}\nCOMMIT", create(outbox, &found));
-            execute(client, &sql, &format!("create {what}")).await?;
+            init::create(client, &sql, &what).await?;
             steps.push(Step::Created(what));
         }
         if let Some(channel) = &config.poll.notify_channel {
@@ -53,7 +53,7 @@ pub async fn ensure(client: &Client, config: &Config) -> Result<Vec<Step>, InitE
             if found.trigger {
                 steps.push(Step::Found(what));
             } else {
-                execute(client, &create_trigger(outbox, channel), &format!("create {what}")).await?;
+                init::create(client, &create_trigger(outbox, channel), &what).await?;
                 steps.push(Step::Created(what));
             }
         }
@@ -104,7 +104,7 @@ async fn look(client: &Client, outbox: &OutboxConfig) -> Result<Found, InitError
             ],
         )
         .await
-        .map_err(|source| InitError::Statement { attempt: format!("look at table {table}"), source })?;
+        .map_err(InitError::statement(format!("look at table {table}")))?;
     let [delivered_at, attempts, id_counts_up, timestamp, key, indexes, trigger] =
         std::array::from_fn(|index| row.get(index));
     Ok(Found { delivered_at, attempts, id_counts_up, timestamp, key, indexes, trigger })
@@ -114,9 +114,8 @@ async fn look(client: &Client, outbox: &OutboxConfig) -> Result<Found, InitError
 async fn marks_of_old_rows(client: &Client, outbox: &OutboxConfig) -> Result<String, InitError> {
     let (table, mark) = (outbox.table.to_string(), quote_identifier(&outbox.poll.delivered_at));
     let add = format!("ALTER TABLE {table} ADD COLUMN {mark} timestamptz");
-    let attempt = || format!("count the rows of table {table}");
     let count = client.query_one(&format!("SELECT count(*) FROM {table}"), &[]).await;
-    let count: i64 = count.map_err(|source| InitError::Statement { attempt: attempt(), source })?.get(0);
+    let count: i64 = count.map_err(InitError::statement(format!("count the rows of table {table}")))?.get(0);
     Ok(match &outbox.backfill {
         _ if count == 0 => String::new(),
         None => return Err(InitError::UnmarkedRows { table, count }),
@@ -182,11 +181,6 @@ fn trigger(outbox: &OutboxConfig) -> String {
 
 fn in_schema(outbox: &OutboxConfig, name: &str) -> String {
     format!("{}.{}", quote_identifier(&outbox.table.schema), quote_identifier(name))
-}
-
-async fn execute(client: &Client, sql: &str, attempt: &str) -> Result<(), InitError> {
-    let done = client.batch_execute(sql).await;
-    done.map_err(|source| InitError::Statement { attempt: attempt.to_owned(), source })
 }
 
 #[cfg(test)]

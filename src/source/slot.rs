@@ -67,6 +67,28 @@ pub async fn look(wire: &mut Wire, slot: &str) -> Result<SlotFound, SourceError>
     Ok(SlotFound { confirmed, active_pid: text(8).map(str::to_owned), system })
 }
 
+/// The same for a process that may have used it before: with `held`, a slot that is missing is lost, and `system` is the
+/// cluster that it was in, which it must still be in; filled in at the first look.
+pub async fn look_again(
+    wire: &mut Wire,
+    slot: &str,
+    held: bool,
+    system: &mut Option<String>,
+) -> Result<SlotFound, SourceError> {
+    let found = match look(wire, slot).await {
+        Err(SourceError::SlotMissing(slot)) if held => {
+            let reason = "it was dropped while walpost used it".to_owned();
+            return Err(SourceError::SlotLost { slot, reason });
+        }
+        found => found?,
+    };
+    let before = system.get_or_insert_with(|| found.system.clone());
+    if *before != found.system {
+        return Err(SourceError::OtherSystem { before: before.clone(), now: found.system });
+    }
+    Ok(found)
+}
+
 /// The server's version as a number, for example 150018.
 pub async fn server_version(wire: &mut Wire) -> Result<u32, SourceError> {
     let rows = wire.query("SHOW server_version_num").await?;

@@ -15,7 +15,7 @@ use crate::{
     config::TableName,
     conninfo::ConnInfo,
     lsn::Lsn,
-    sql::{quote_identifier, quote_literal},
+    sql::{WAL_END, quote_identifier, quote_literal},
 };
 
 /// Rows of one FETCH: what has to be read to its end when the reader begins anew elsewhere.
@@ -232,10 +232,6 @@ impl Snapshot {
         frontend::query(sql, self.wire.output()).map_err(SourceError::Io)
     }
 }
-
-/// The position behind all that is written (on a standby: replayed).
-const WAL_END: &str =
-    "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END";
 
 fn first(rows: &[TextRow]) -> Option<&str> {
     rows.first()?.first()?.as_deref()
