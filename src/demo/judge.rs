@@ -105,17 +105,23 @@ pub struct Latency {
     pub longest: Duration,
 }
 
+impl Latency {
+    /// Of these waits, by nearest rank.
+    pub fn of(mut waits: Vec<Duration>) -> Self {
+        waits.sort_unstable();
+        let rank = |percent: usize| waits.get((waits.len() * percent).div_ceil(100).saturating_sub(1)).copied();
+        let rank = |percent| rank(percent).unwrap_or_default();
+        Self { events: waits.len(), median: rank(50), p99: rank(99), longest: rank(100) }
+    }
+}
+
 /// From the moment a writer sent COMMIT to the moment the consumer had the record first, of the events for which `wanted`.
 pub fn latency(written: &HashMap<String, Written>, arrivals: &[Arrival], wanted: impl Fn(&Written) -> bool) -> Latency {
     let mut seen = HashSet::new();
     let first = arrivals.iter().filter(|arrival| seen.insert(&arrival.id));
     let known = first.filter_map(|arrival| Some((arrival.at, written.get(&arrival.id)?)));
     let wanted = known.filter(|(_, event)| wanted(event));
-    let mut waits: Vec<Duration> = wanted.map(|(at, event)| at.duration_since(event.committing)).collect();
-    waits.sort_unstable();
-    let rank = |percent: usize| waits.get((waits.len() * percent).div_ceil(100).saturating_sub(1)).copied();
-    let rank = |percent| rank(percent).unwrap_or_default();
-    Latency { events: waits.len(), median: rank(50), p99: rank(99), longest: rank(100) }
+    Latency::of(wanted.map(|(at, event)| at.duration_since(event.committing)).collect())
 }
 
 #[cfg(test)]

@@ -7,20 +7,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Serialize, Serializer};
 use tokio::{sync::oneshot, task::JoinHandle};
 use tokio_postgres::{Client, error::SqlState};
 
 use super::{
-    DemoError,
+    DemoError, LIMIT, POLL_INTERVAL,
     audience::Reader,
     broker::Broker,
+    chapter::{Chapter, Expected, Row},
     cluster::Cluster,
+    count,
     desk::{Desk, ORDERS},
-    judge::Arrival,
+    judge::{Arrival, Latency},
     relay::Recipe,
     report::{Screen, millis, say},
-    stream,
+    stream, tail,
 };
 
 /// Topics of the lesson, which are also event types.
@@ -33,11 +34,17 @@ pub const TOPICS: [&str; 7] = [
     "lesson.tailed",
     "lesson.polled",
 ];
-/// The chapters' numbers.
+/// The chapters' numbers, from 1, and what they are about.
 pub const CHAPTERS: std::ops::RangeInclusive<u8> = 1..=7;
-/// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(20);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const TITLES: [&str; 7] = [
+    "A dual write: COMMIT, then send. The process dies in between at each tenth order",
+    "An outbox: order and event in one transaction, and the same deaths",
+    "ROLLBACK leaves neither row nor event",
+    "The tailer is killed amid a transaction and sends it again",
+    "One event is delivered three times and acted on once: the inbox",
+    "The application's role may write events and nothing else",
+    "Reading the log and polling the table, side by side",
+];
 /// So few events may be in flight while the tailer is to be killed in the middle of a transaction.
 const FEW: &str = "1";
 /// How many of the events are in Kafka when it is killed.
@@ -57,79 +64,13 @@ GRANT walpost_consumer TO shipping;
 GRANT INSERT ON desk_actions TO shipping;
 ";
 
-/// What a number must be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
-    /// This.
-    Exactly(usize),
-    /// This or more.
-    AtLeast(usize),
-    /// Whatever it is.
-    Any,
-}
+/// A consumer at work in a thread of its own.
+type Reading = JoinHandle<Result<Vec<Arrival>, DemoError>>;
 
-impl std::fmt::Display for Expected {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Exactly(number) => write!(f, "{number}"),
-            Self::AtLeast(number) => write!(f, "at least {number}"),
-            Self::Any => f.write_str("any"),
-        }
-    }
+/// What it has read.
+async fn read(reading: Reading) -> Result<Vec<Arrival>, DemoError> {
+    reading.await.map_err(|_| DemoError::Gone("consumer"))?
 }
-
-impl Serialize for Expected {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// A number that was measured.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Row {
-    /// What was counted.
-    pub what: String,
-    /// How many.
-    pub measured: usize,
-    /// How many there must be.
-    pub expected: Expected,
-    /// Whether it is so.
-    pub holds: bool,
-}
-
-impl Row {
-    /// A measurement.
-    pub fn new(what: &str, measured: usize, expected: Expected) -> Self {
-        let holds = match expected {
-            Expected::Exactly(number) => measured == number,
-            Expected::AtLeast(number) => measured >= number,
-            Expected::Any => true,
-        };
-        Self { what: what.to_owned(), measured, expected, holds }
-    }
-}
-
-/// What a chapter came to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Chapter {
-    /// Its number.
-    #[serde(rename = "chapter")]
-    pub number: u8,
-    /// Its heading.
-    pub title: &'static str,
-    /// Its numbers.
-    pub rows: Vec<Row>,
-}
-
-impl Chapter {
-    /// Whether all came as it had to.
-    pub fn holds(&self) -> bool {
-        self.rows.iter().all(|row| row.holds)
-    }
-}
-
-type ReadAlong = (oneshot::Receiver<()>, JoinHandle<Result<Vec<Arrival>, DemoError>>);
-type Watching = (oneshot::Receiver<()>, JoinHandle<Result<(), DemoError>>);
 
 /// Who takes part.
 pub struct Lesson<'a> {
@@ -151,15 +92,7 @@ impl Lesson<'_> {
         self.superuser.batch_execute(TABLES).await.map_err(DemoError::sql("create the lesson's tables"))?;
         let mut told = Vec::new();
         for number in CHAPTERS.filter(|number| chosen.is_none_or(|chosen| chosen == *number)) {
-            let title = match number {
-                1 => "A dual write: COMMIT, then send. The process dies in between at each tenth order",
-                2 => "An outbox: order and event in one transaction, and the same deaths",
-                3 => "ROLLBACK leaves neither row nor event",
-                4 => "The tailer is killed amid a transaction and sends it again",
-                5 => "One event is delivered three times and acted on once: the inbox",
-                6 => "The application's role may write events and nothing else",
-                _ => "Reading the log and polling the table, side by side",
-            };
+            let title = TITLES[usize::from(number) - 1];
             self.screen.heading(&format!("{number}. {title}"));
             let rows = match number {
                 1 => self.dual_write().await?,
@@ -221,8 +154,9 @@ impl Lesson<'_> {
         relay.stop().await?;
         let arrived = self.arrivals(&self.broker.topic(TOPICS[2])).await?;
         let of = |key: &str| arrived.iter().filter(|arrival| arrival.key == key).count();
-        let rows =
-            |number: u8| count(self.superuser, format!("desk_orders WHERE desk = 'rollback' AND number = {number}"));
+        let rows = async |number: u8| {
+            count(self.superuser, &format!("desk_orders WHERE desk = 'rollback' AND number = {number}")).await
+        };
         Ok(vec![
             Row::new("rolled back: orders in the database", rows(1).await?, Expected::Exactly(0)),
             Row::new("rolled back: events in Kafka", of("1"), Expected::Exactly(0)),
@@ -236,12 +170,12 @@ impl Lesson<'_> {
         for attempt in 1..=TRIES {
             let key = format!("attempt-{attempt}");
             let slow = stream(&self.relay.with("WALPOST_LIMITS_IN_FLIGHT_EVENTS", FEW), self.superuser).await?;
-            let (watching, seen) = self.watch(&topic, &key)?;
-            watching.await.map_err(|_| DemoError::Gone("consumer"))?;
+            let of_attempt = key.clone();
+            let seen = self.read_along(&[&topic], SEEN, move |arrival| arrival.key == of_attempt).await?;
             let insert = "SELECT count(outbox_emit($1, $2, '{}'::text)) FROM generate_series(1, $3::integer)";
             let written = self.superuser.query_one(insert, &[&TOPICS[3], &key, &ORDERS]).await;
             written.map_err(DemoError::sql("write events"))?;
-            seen.await.map_err(|_| DemoError::Gone("consumer"))??;
+            read(seen).await?;
             slow.kill9().await?;
             let relay = stream(self.relay, self.superuser).await?;
             self.until_confirmed().await?;
@@ -259,23 +193,6 @@ impl Lesson<'_> {
         Err(DemoError::Gone("last attempt"))
     }
 
-    /// The first comes when a consumer reads along, the second when it has seen some of the events.
-    fn watch(&self, topic: &str, key: &str) -> Result<Watching, DemoError> {
-        let (mut reader, key) = (Reader::new(self.broker, &[topic.to_owned()])?, key.to_owned());
-        let (tell, watching) = oneshot::channel();
-        let seen = tokio::task::spawn_blocking(move || {
-            reader.read_to_end(|_| ())?;
-            // who asked may have given up
-            let _ = tell.send(());
-            let (began, mut seen) = (Instant::now(), 0);
-            while seen < SEEN && began.elapsed() < LIMIT {
-                reader.read_to_end(|arrival| seen += usize::from(arrival.key == key))?;
-            }
-            Ok(())
-        });
-        Ok((watching, seen))
-    }
-
     async fn inbox(&self) -> Result<Vec<Row>, DemoError> {
         let relay = stream(self.relay, self.superuser).await?;
         let shop = self.cluster.connect("shop").await?;
@@ -290,7 +207,7 @@ impl Lesson<'_> {
         let mut first = self.act(&id).await?;
         let (second, third) = tokio::join!(self.act(&id), self.act(&id));
         first += second? + third?;
-        let actions = count(self.superuser, format!("desk_actions WHERE event_id = '{id}'")).await?;
+        let actions = count(self.superuser, &format!("desk_actions WHERE event_id = '{id}'")).await?;
         Ok(vec![
             Row::new("records in Kafka", delivered, Expected::Exactly(1)),
             Row::new("deliveries to the consumer, of which first", first, Expected::Exactly(1)),
@@ -343,19 +260,17 @@ impl Lesson<'_> {
         let of_log = stream(self.relay, self.superuser).await?;
         let of_table = polling.start(&["run"])?;
         // the first contact with a topic is not what is to be measured
-        let (watching, warm) = self.read_along(&[&tailed, &polled], 2)?;
-        watching.await.map_err(|_| DemoError::Gone("consumer"))?;
+        let warm = self.read_along(&[&tailed, &polled], 2, |_| true).await?;
         self.write_both(0).await?;
-        warm.await.map_err(|_| DemoError::Gone("consumer"))??;
+        read(warm).await?;
 
-        let (watching, read) = self.read_along(&[&tailed, &polled], 2 * MEASURED)?;
-        watching.await.map_err(|_| DemoError::Gone("consumer"))?;
+        let reading = self.read_along(&[&tailed, &polled], 2 * MEASURED, |_| true).await?;
         let mut committing = HashMap::new();
         for number in 1..=MEASURED {
             committing.insert(number.to_string(), self.write_both(number).await?);
             tokio::time::sleep(REST).await;
         }
-        let arrived = read.await.map_err(|_| DemoError::Gone("consumer"))??;
+        let arrived = read(reading).await?;
         of_log.stop().await?;
         of_table.stop().await?;
         let mut rows = Vec::new();
@@ -364,12 +279,10 @@ impl Lesson<'_> {
             let waits =
                 of_topic.filter_map(|arrival| Some((&arrival.key, arrival.at - *committing.get(&arrival.key)?)));
             let waits: HashMap<&String, Duration> = waits.collect();
-            let mut waits: Vec<Duration> = waits.into_values().collect();
-            waits.sort_unstable();
-            let rank = |percent: usize| waits.get(waits.len() * percent / 100).copied().unwrap_or_default();
-            say(&format!("{way}: median {}, p99 {}, from COMMIT to consumer", millis(rank(50)), millis(rank(99))));
-            let median = usize::try_from(rank(50).as_millis()).unwrap_or(usize::MAX);
-            rows.push(Row::new(&format!("events {way}"), waits.len(), Expected::Exactly(MEASURED)));
+            let Latency { events, median, p99, .. } = Latency::of(waits.into_values().collect());
+            say(&format!("{way}: median {}, p99 {}, from COMMIT to consumer", millis(median), millis(p99)));
+            let median = usize::try_from(median.as_millis()).unwrap_or(usize::MAX);
+            rows.push(Row::new(&format!("events {way}"), events, Expected::Exactly(MEASURED)));
             rows.push(Row::new(&format!("median {way}, ms"), median, Expected::Any));
         }
         Ok(rows)
@@ -386,22 +299,28 @@ impl Lesson<'_> {
         Ok(began)
     }
 
-    /// The first comes when a consumer reads along; the second when it has read so many new records, or gave up.
-    fn read_along(&self, topics: &[&str], count: usize) -> Result<ReadAlong, DemoError> {
+    /// Reads topics from where they end now; done when it has so many of the records that are wanted, or gave up.
+    async fn read_along(
+        &self,
+        topics: &[&str],
+        count: usize,
+        wanted: impl Fn(&Arrival) -> bool + Send + 'static,
+    ) -> Result<Reading, DemoError> {
         let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let mut reader = Reader::new(self.broker, &topics)?;
-        let (tell, watching) = oneshot::channel();
+        let (tell, reading) = oneshot::channel();
         let read = tokio::task::spawn_blocking(move || {
             reader.read_to_end(|_| ())?;
             // who asked may have given up
             let _ = tell.send(());
             let (began, mut arrived) = (Instant::now(), Vec::new());
             while arrived.len() < count && began.elapsed() < LIMIT {
-                arrived.extend(reader.next());
+                arrived.extend(reader.next().filter(&wanted));
             }
             Ok(arrived)
         });
-        Ok((watching, read))
+        reading.await.map_err(|_| DemoError::Gone("consumer"))?;
+        Ok(read)
     }
 
     /// Lets the desk take all orders, started again after each death; the number of deaths.
@@ -416,26 +335,26 @@ impl Lesson<'_> {
             match ended.signal() {
                 Some(9) => deaths += 1,
                 None if ended.success() => return Ok(deaths),
-                _ => return Err(DemoError::Ended { program: "the order desk", log: super::tail(&self.relay.log()) }),
+                _ => return Err(DemoError::Ended { program: "the order desk", log: tail(&self.relay.log()) }),
             }
             if began.elapsed() > LIMIT {
-                return Err(DemoError::InVain { what: "all orders were taken", log: super::tail(&self.relay.log()) });
+                return Err(DemoError::InVain { what: "all orders were taken", log: tail(&self.relay.log()) });
             }
         }
     }
 
     async fn orders(&self, desk: Desk) -> Result<usize, DemoError> {
-        count(self.superuser, format!("desk_orders WHERE desk = '{}'", desk.name())).await
+        count(self.superuser, &format!("desk_orders WHERE desk = '{}'", desk.name())).await
     }
 
     /// All records of a topic.
     async fn arrivals(&self, topic: &str) -> Result<Vec<Arrival>, DemoError> {
         let mut reader = Reader::new(self.broker, &[topic.to_owned()])?;
-        let read = tokio::task::spawn_blocking(move || {
+        let reading = tokio::task::spawn_blocking(move || {
             let mut arrivals = Vec::new();
             reader.read_to_end(|arrival| arrivals.push(arrival)).map(|()| arrivals)
         });
-        read.await.map_err(|_| DemoError::Gone("consumer"))?
+        read(reading).await
     }
 
     /// Waits until all that is committed by now is delivered.
@@ -447,33 +366,11 @@ impl Lesson<'_> {
         let (end, began): (String, _) = (end.get(0), Instant::now());
         while !self.superuser.query_one(passed, &[&end]).await.map_err(failed())?.get::<_, bool>(0) {
             if began.elapsed() > LIMIT {
-                let log = super::tail(&self.relay.log());
+                let log = tail(&self.relay.log());
                 return Err(DemoError::InVain { what: "all events were delivered", log });
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
-    }
-}
-
-async fn count(client: &Client, what: String) -> Result<usize, DemoError> {
-    let row = client.query_one(&format!("SELECT count(*) FROM {what}"), &[]).await;
-    let count: i64 = row.map_err(DemoError::sql("count"))?.get(0);
-    Ok(usize::try_from(count).unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_chapter_holds_only_when_every_number_does() {
-        let right = Row::new("a", 100, Expected::Exactly(100));
-        let more = Row::new("b", 102, Expected::AtLeast(101));
-        let wrong = Row::new("c", 100, Expected::AtLeast(101));
-        let chapter = |rows: &[&Row]| Chapter { number: 1, title: "", rows: rows.iter().copied().cloned().collect() };
-        assert!(chapter(&[&right, &more]).holds());
-        assert!(!chapter(&[&right, &wrong]).holds());
-        assert!(!Row::new("d", 99, Expected::Exactly(100)).holds);
     }
 }

@@ -9,6 +9,7 @@ mod account;
 mod audience;
 mod book;
 mod broker;
+mod chapter;
 mod cluster;
 mod desk;
 mod error;
@@ -35,11 +36,12 @@ use self::{
     audience::{Audience, Reader},
     book::{Book, Tally},
     broker::Broker,
+    chapter::Chapter,
     cluster::Cluster,
     desk::Desk,
     judge::{judge, latency},
     leash::Leash,
-    lesson::{Chapter, Lesson},
+    lesson::Lesson,
     relay::{Recipe, Relay},
     report::{Account, Screen, millis, say, thousands},
     shop::{CUSTOMERS, EVENT_TYPES, ROLLED_BACK, Shop, WRITERS},
@@ -360,6 +362,13 @@ async fn stream(recipe: &Recipe, superuser: &Client) -> Result<Relay, DemoError>
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(relay)
+}
+
+/// How many rows there are; `what` stands behind FROM.
+async fn count(client: &Client, what: &str) -> Result<usize, DemoError> {
+    let row = client.query_one(&format!("SELECT count(*) FROM {what}"), &[]).await;
+    let count: i64 = row.map_err(DemoError::sql(format!("count the rows of {what}")))?.get(0);
+    Ok(usize::try_from(count).unwrap_or_default())
 }
 
 /// A log to append to, for standard output and standard error.

@@ -14,6 +14,7 @@ use super::{
     audience::Reader,
     broker::{Broker, client_config},
     cluster::{Cluster, connect},
+    count,
     relay::Recipe,
     shop::{WRITERS, uuid},
 };
@@ -21,7 +22,7 @@ use super::{
 /// How often it is killed.
 pub const KILLS: usize = 3;
 /// Orders that it commits before it is killed, at least.
-const ORDERS: i64 = 120;
+const ORDERS: usize = 120;
 /// How long it may take to commit them.
 const LIMIT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -49,7 +50,7 @@ pub async fn observe(
     let conninfo = format!("{} application_name=naive-shop", cluster.conninfo("shop"));
     for _ in 0..KILLS {
         let committed = count(superuser, "naive_orders").await?;
-        let enough = committed + ORDERS + fastrand::i64(0..ORDERS / 4);
+        let enough = committed + ORDERS + fastrand::usize(0..ORDERS / 4);
         let arguments = ["demo", "--brokers", &broker.brokers, "--naive-shop", &conninfo, topic];
         let mut shop = recipe.start(&arguments)?;
         let began = Instant::now();
@@ -75,11 +76,6 @@ pub async fn observe(
     let sent = sent.await.map_err(|_| DemoError::Gone("consumer"))??;
     let lost = rows.iter().filter(|row| !sent.contains(row.get::<_, &str>(0))).count();
     Ok(Outcome { orders: rows.len(), lost })
-}
-
-async fn count(client: &Client, what: &str) -> Result<i64, DemoError> {
-    let row = client.query_one(&format!("SELECT count(*) FROM {what}"), &[]).await;
-    Ok(row.map_err(DemoError::sql("look at the naive shop's orders"))?.get(0))
 }
 
 /// The shop itself: writes until it is killed.

@@ -10,8 +10,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    chapter::{Chapter, Expected, Row},
     judge::{Latency, Verdict, Written},
-    lesson::{Chapter, Expected, Row},
 };
 
 /// Nothing of the story is printed.
