@@ -285,17 +285,18 @@ async fn look_in_one_snapshot(
 pub async fn open(client: &Client, config: &Config) -> Result<(), RecordError> {
     let record = Record::new(config);
     let Some(outbox) = config.outboxes.first() else { return Ok(()) };
-    if let Err(RecordError::Unusable { .. }) = record.inspect(client, &outbox.table).await
-        && config.postgres.auto_create
-        && may_create(client, &record.delivered.schema).await?
-    {
+    let fit = record.inspect(client, &outbox.table).await;
+    let unusable = matches!(fit, Err(RecordError::Unusable { .. }));
+    if unusable && config.postgres.auto_create && may_create(client, &record.delivered.schema).await? {
         match record.create(client).await {
             // two walposts at once
             Err(error) if error.code() != Some(&SqlState::UNIQUE_VIOLATION) => return Err(error.into()),
             _ => {}
         }
+        record.inspect(client, &outbox.table).await?;
+    } else {
+        fit?;
     }
-    record.inspect(client, &outbox.table).await?;
     let Some(seen) = slot(client, &record.slot).await?.filter(|slot| !slot.active) else { return Ok(()) };
     let mut fence = record.load(client).await?;
     let Some(look) = look(client, config).await? else { return Ok(()) };

@@ -9,6 +9,7 @@ pub mod feedback;
 pub mod pgoutput;
 pub mod queue;
 pub mod relation;
+pub mod rows;
 pub mod slot;
 pub mod snapshot;
 mod startup;

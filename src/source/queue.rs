@@ -1,28 +1,20 @@
 //! [`Queue`]: the rows of outbox tables that are not delivered yet, claimed under lock and marked in the same transaction.
 //!
-//! An SQL connection. Like [`super::snapshot`] it owns a [`Wire`], so that a polled record holds the same bytes as a streamed
-//! one, and rows come from the socket only as they are asked for. It decides nothing: what is marked is what it is told.
+//! An SQL connection ([`Rows`]). It decides nothing: what is marked is what it is told.
 //! The hard part is who may come when: rows that another process holds are skipped, and rows of a key wait behind one whose
 //! delivery failed before.
 
-use postgres_protocol::message::frontend;
-
 use super::{
-    SourceError, Wire,
+    SourceError,
     pgoutput::{Cell, Relation, Row},
+    rows::{self, Rows, describe},
     server_error,
-    snapshot::{NUMBERS, TIMES, describe, write_cells},
 };
 use crate::{
     config::OutboxConfig,
     conninfo::ConnInfo,
     sql::{quote_identifier, quote_literal},
 };
-
-/// A policy on rows would hide some without a word, so it has to be an error; and since 17 a timeout might end the
-/// transaction.
-const SETTINGS: &str = "SET row_security = off; \
-     SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'";
 
 /// `pg_type.oid` of json, which has no equality.
 const JSON: u32 = 114;
@@ -104,15 +96,10 @@ struct Table {
 
 /// A connection to the tables.
 pub struct Queue {
-    wire: Wire,
+    rows: Rows,
     tables: Vec<Table>,
     /// The table whose rows come now.
     table: usize,
-    /// A query is under way.
-    asked: bool,
-    /// The row in front, as pgoutput writes it; its number of cells.
-    front: Option<u16>,
-    row: Vec<u8>,
 }
 
 impl Queue {
@@ -122,14 +109,13 @@ impl Queue {
         outboxes: &[OutboxConfig],
         channel: Option<&str>,
     ) -> Result<Result<Self, Lack>, SourceError> {
-        let mut wire = Wire::connect_for_sql(info).await?;
-        wire.query(SETTINGS).await?;
+        let mut rows = Rows::connect(info, "").await?;
         if let Some(channel) = channel {
-            wire.query(&format!("LISTEN {}", quote_identifier(channel))).await?;
+            rows.wire().query(&format!("LISTEN {}", quote_identifier(channel))).await?;
         }
         let mut tables = Vec::new();
         for outbox in outboxes {
-            let Some(relation) = describe(&mut wire, &outbox.table).await? else {
+            let Some(relation) = describe(rows.wire(), &outbox.table).await? else {
                 return Ok(Err(Lack::Table(outbox.table.to_string())));
             };
             match Table::new(relation, outbox) {
@@ -137,7 +123,7 @@ impl Queue {
                 Err(lack) => return Ok(Err(lack)),
             }
         }
-        Ok(Ok(Self { wire, tables, table: 0, asked: false, front: None, row: Vec::new() }))
+        Ok(Ok(Self { rows, tables, table: 0 }))
     }
 
     /// The tables, as they are described, in the order of the configuration.
@@ -170,7 +156,7 @@ impl Queue {
             created = of.created_us,
             order = of.order.join(", "),
         );
-        let rows = self.wire.query(&sql).await?;
+        let rows = self.rows.wire().query(&sql).await?;
         let number = |index: usize| rows.last()?.get(index)?.as_deref()?.parse::<i64>().ok();
         Ok(Found {
             failed: number(0).unwrap_or(0).unsigned_abs(),
@@ -182,57 +168,33 @@ impl Queue {
     /// Asks for rows of the table; they come by [`Self::peek`]. `held`: rows may wait behind failed ones of their key.
     pub fn ask(&mut self, which: Which, held: bool, limit: u32) -> Result<(), SourceError> {
         let sql = self.tables[self.table].claim(which, held, limit);
-        self.asked = true;
-        frontend::query(&sql, self.wire.output()).map_err(SourceError::Io)
+        self.rows.ask(&sql)
     }
 
     /// The row in front, if it has arrived. Stays until [`Self::consume`].
     pub fn peek(&mut self) -> Result<Option<Claimed<'_>>, SourceError> {
-        while self.front.is_none() && self.asked {
-            let Some(frame) = self.wire.peek().map_err(SourceError::Io)? else { return Ok(None) };
-            match frame.tag {
-                b'D' => self.front = Some(write_cells(frame.body, &mut self.row)?),
-                b'E' => return Err(SourceError::Server(server_error(&frame))),
-                tag => {
-                    self.wire.note_notification(tag);
-                    self.wire.consume();
-                    self.asked = tag != b'Z';
-                }
-            }
-        }
         let table = &self.tables[self.table];
-        self.front.map(|count| table.claimed(&self.row, count)).transpose()
+        self.rows.peek()?.map(|(cells, count)| table.claimed(cells, count)).transpose()
     }
 
     /// Drops the row that [`Self::peek`] showed.
     pub fn consume(&mut self) {
-        if self.front.take().is_some() {
-            self.wire.consume();
-        }
+        self.rows.consume();
     }
 
     /// Whether all rows that were asked for have been read.
     pub fn is_exhausted(&self) -> bool {
-        !self.asked && self.front.is_none()
+        self.rows.is_exhausted()
     }
 
     /// Sends what is asked, and returns once more has arrived. Cancel-safe.
     pub async fn drive(&mut self) -> Result<(), SourceError> {
-        self.wire.drive(true, false).await.map_err(SourceError::Io)
+        self.rows.drive().await
     }
 
-    /// Reads what is under way to its end; the number of rows passed over.
-    pub async fn settle(&mut self) -> Result<u64, SourceError> {
-        let mut left = 0;
-        while !self.is_exhausted() {
-            if self.peek()?.is_some() {
-                self.consume();
-                left += 1;
-            } else if self.asked {
-                self.drive().await?;
-            }
-        }
-        Ok(left)
+    /// Reads what is under way to its end.
+    pub async fn settle(&mut self) -> Result<(), SourceError> {
+        self.rows.settle().await
     }
 
     /// Marks rows as delivered, and others as tried in vain; the number of rows that were marked.
@@ -244,7 +206,7 @@ impl Queue {
         statements.extend(of.updates(&tried, failed));
         let mut marked = 0;
         for sql in statements {
-            let rows = self.wire.query(&sql).await?;
+            let rows = self.rows.wire().query(&sql).await?;
             let count = rows.first().and_then(|row| row.first()?.as_deref()?.parse::<u64>().ok());
             marked += count.ok_or_else(|| SourceError::Protocol("no count".into()))?;
         }
@@ -253,38 +215,39 @@ impl Queue {
 
     /// Ends the transaction.
     pub async fn commit(&mut self) -> Result<(), SourceError> {
-        self.wire.query("COMMIT").await.map(|_| ())
+        self.rows.wire().query("COMMIT").await.map(|_| ())
     }
 
     /// Ends the transaction as if nothing had been marked.
     pub async fn rollback(&mut self) -> Result<(), SourceError> {
-        self.wire.query("ROLLBACK").await.map(|_| ())
+        self.rows.wire().query("ROLLBACK").await.map(|_| ())
     }
 
     /// Deletes rows that were delivered so many µs ago or earlier, in a transaction of its own; how many.
     pub async fn prune(&mut self, table: usize, keep_us: u128, limit: u32) -> Result<u64, SourceError> {
-        let rows = self.wire.query(&self.tables[table].prune(keep_us, limit)).await?;
+        let rows = self.rows.wire().query(&self.tables[table].prune(keep_us, limit)).await?;
         let count = rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());
         count.ok_or_else(|| SourceError::Protocol("no count".into()))
     }
 
     /// Whether somebody has notified since the last question.
     pub fn take_notification(&mut self) -> bool {
-        self.wire.take_notification()
+        self.rows.wire().take_notification()
     }
 
     /// Returns once somebody notifies, outside of a transaction. Cancel-safe.
     pub async fn notified(&mut self) -> Result<(), SourceError> {
         loop {
-            while let Some(frame) = self.wire.peek().map_err(SourceError::Io)? {
+            let wire = self.rows.wire();
+            while let Some(frame) = wire.peek().map_err(SourceError::Io)? {
                 if frame.tag == b'E' {
                     return Err(SourceError::Server(server_error(&frame)));
                 }
                 let tag = frame.tag;
-                self.wire.note_notification(tag);
-                self.wire.consume();
+                wire.note_notification(tag);
+                wire.consume();
             }
-            if self.wire.take_notification() {
+            if wire.take_notification() {
                 return Ok(());
             }
             self.drive().await?;
@@ -296,9 +259,6 @@ impl Table {
     fn new(relation: Relation, outbox: &OutboxConfig) -> Result<Self, Lack> {
         let (columns, poll) = (&outbox.columns, &outbox.poll);
         let place = |name: &str| relation.columns.iter().position(|column| column.name == name);
-        let is = |name: &str, types: &[u32]| {
-            relation.columns.iter().any(|column| column.name == name && types.contains(&column.type_oid))
-        };
         let name = outbox.table.to_string();
         let mut needed = vec![(&poll.delivered_at, "delivered_at"), (&poll.attempts, "attempts"), (&columns.id, "id")];
         needed.extend(poll.order.as_ref().map(|order| (order, "order")));
@@ -308,11 +268,10 @@ impl Table {
             }
         }
         let timestamp = &columns.timestamp.name;
-        let has_time = is(timestamp, &TIMES);
-        let order: Vec<&str> = match &poll.order {
-            Some(order) => vec![order],
-            None if is(&columns.id, &NUMBERS) || !has_time => vec![&columns.id],
-            None => vec![timestamp, &columns.id],
+        let has_time = rows::has_time(&relation, timestamp);
+        let order = match &poll.order {
+            Some(order) => vec![order.as_str()],
+            None => rows::order(&relation, &columns.id, timestamp),
         };
         let created_us = match relation.columns.iter().find(|column| column.name == *timestamp && has_time) {
             None => "NULL::bigint".to_owned(),
