@@ -11,7 +11,7 @@ use std::sync::{
 use rdkafka::producer::Producer;
 
 use super::{
-    progress::{Progress, Refusal, may_create},
+    progress::{Progress, may_create},
     trouble,
     writer::Writer,
 };
@@ -37,15 +37,8 @@ fn write(config: &Config, here: &Whereabouts, replace: bool, stop: &Arc<AtomicBo
     let producer = producer::start(&settings, false, (&Arc::new(Reports::default()), &Arc::default()), stop)?;
     let mut writer = Writer::new(kafka, slot, Arc::clone(&producer), Arc::default())?;
     let stored = writer.recover(true)?;
-    let stored = match (stored, replace) {
-        (_, true) => None,
-        (Ok(stored), false) => stored,
-        (Err(why), false) => {
-            let (slot, topic) = (slot.clone(), kafka.progress_topic.clone());
-            return Err(Refusal::Unreadable { slot, confirmed: here.wal_end, topic, why }.into());
-        }
-    };
-    may_create(stored.as_ref(), slot)?;
+    let known = stored.as_ref().map(Option::as_ref).map_err(String::as_str);
+    may_create(known, (here, slot, &kafka.progress_topic), replace)?;
     let begun = producer.begin_transaction();
     begun.map_err(|error| SinkError::Producer { code: trouble::name(&error) })?;
     writer.commit(&Progress::none(here, slot).to_bytes())

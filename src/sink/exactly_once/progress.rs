@@ -110,6 +110,13 @@ impl Progress {
         }
     }
 
+    /// Its database and ours in words, where they are not the same.
+    fn differs_from(&self, here: &Whereabouts) -> Option<(String, String)> {
+        let name = |system: &str, database: &str| format!("database {database:?} of cluster {system}");
+        let same = (&self.system, &self.database) == (&here.system, &here.database);
+        (!same).then(|| (name(&self.system, &self.database), name(&here.system, &here.database)))
+    }
+
     /// Where it stands; `None` when a position is malformed, the mark at zero when nothing is published.
     pub fn mark(&self) -> Option<Mark> {
         let Some(written) = &self.written else { return Some(Mark::default()) };
@@ -233,6 +240,19 @@ pub enum Refusal {
         /// The end of what is published.
         end: Lsn,
     },
+    /// A slot is to be created, and the topic is the record of another one.
+    #[error(
+        "topic {topic:?} is the record of {theirs}, and this is {ours}: set kafka.progress_topic to a name of its own, or delete \
+         the topic if that database is no more"
+    )]
+    Taken {
+        /// The progress topic.
+        topic: String,
+        /// Whose record it is.
+        theirs: String,
+        /// Who we are.
+        ours: String,
+    },
     /// A transaction that was written in part comes back different.
     #[error(
         "a transaction that was published in part does not come back as it was: its event {ordinal} is {found:?} and was \
@@ -292,10 +312,7 @@ fn judge(
             return Err(Refusal::Unreadable { slot, confirmed, topic, why: why.to_owned() });
         }
     };
-    if (&stored.system, &stored.database) != (&here.system, &here.database) {
-        let name = |system: &str, database: &str| format!("database {database:?} of cluster {system}");
-        let theirs = name(&stored.system, &stored.database);
-        let ours = name(&here.system, &here.database);
+    if let Some((theirs, ours)) = stored.differs_from(here) {
         return Err(Refusal::Foreign { topic: topic.to_owned(), theirs, ours, confirmed });
     }
     let mark = stored.mark().unwrap_or_default();
@@ -319,11 +336,30 @@ fn judge(
     Ok(mark)
 }
 
-/// Whether a slot that is missing may be created, as far as the progress topic knows.
-pub fn may_create(stored: Option<&Progress>, slot: &str) -> Result<(), Refusal> {
-    match stored.and_then(|stored| stored.written.as_ref().and_then(|_| stored.mark())) {
-        Some(mark) => Err(Refusal::SlotGone { slot: slot.to_owned(), end: mark.end }),
-        None => Ok(()),
+/// Whether a slot that is missing may be created, as far as the progress topic knows. `replace`: a record of an earlier slot of
+/// this name in this database does not stand against it.
+pub fn may_create(
+    stored: Result<Option<&Progress>, &str>,
+    (here, slot, topic): (&Whereabouts, &str, &str),
+    replace: bool,
+) -> Result<(), Refusal> {
+    let named = || (slot.to_owned(), topic.to_owned());
+    match stored {
+        Ok(None) => Ok(()),
+        Ok(Some(stored)) => {
+            if let Some((theirs, ours)) = stored.differs_from(here) {
+                return Err(Refusal::Taken { topic: topic.to_owned(), theirs, ours });
+            }
+            match stored.mark().filter(|_| stored.written.is_some()) {
+                Some(mark) if !replace => Err(Refusal::SlotGone { slot: slot.to_owned(), end: mark.end }),
+                _ => Ok(()),
+            }
+        }
+        Err(_) if replace => Ok(()),
+        Err(why) => {
+            let ((slot, topic), why) = (named(), why.to_owned());
+            Err(Refusal::Unreadable { slot, confirmed: here.wal_end, topic, why })
+        }
     }
 }
 
@@ -396,8 +432,12 @@ mod tests {
 
     #[test]
     fn a_slot_that_published_is_not_created_again_unasked() {
-        assert_eq!(may_create(None, "w"), Ok(()));
-        assert_eq!(may_create(Some(&Progress::none(&here(), "w")), "w"), Ok(()));
-        assert!(may_create(Some(&Progress::at(&here(), "w", &mark(3, 4))), "w").is_err());
+        let may = |stored: Option<&Progress>, replace| may_create(Ok(stored), (&here(), "w", "t"), replace);
+        let (none, some) = (Progress::none(&here(), "w"), Progress::at(&here(), "w", &mark(3, 4)));
+        assert_eq!((may(None, false), may(Some(&none), false), may(Some(&some), true)), (Ok(()), Ok(()), Ok(())));
+        assert!(matches!(may(Some(&some), false), Err(Refusal::SlotGone { .. })));
+        let elsewhere = Whereabouts { system: "other".into(), ..here() };
+        let theirs = Progress::none(&elsewhere, "w");
+        assert!(matches!(may(Some(&theirs), true), Err(Refusal::Taken { .. })), "nor is the record of another replaced");
     }
 }
