@@ -146,6 +146,7 @@ fn a_kill_between_commit_and_confirm_repeats_nothing() {
 fn a_process_that_wakes_up_after_another_took_its_place_publishes_nothing() {
     let outbox = with_text_ids(Version::NEWEST);
     let topic = outbox.topic("t", 3);
+    drop(outbox.relay_once(&[])); // the slot, from here on
     for point in ["before_commit", "after_commit", "after_enqueue", "after_fence"] {
         let zombie = outbox.start(&["run"], &[ONCE, ("CRASH_STOP", &format!("{point}:1")), ("WALPOST_HTTP_LISTEN", "")]);
         let before = outbox.kafka.read_all(&[&topic]).len();
@@ -230,6 +231,7 @@ fn a_slot_that_was_created_again_is_not_taken_for_the_one_before() {
 #[test]
 fn two_databases_do_not_share_a_progress_topic() {
     let ours = with_text_ids(Version::NEWEST);
+    ours.topic("t", 1);
     let walpost = ours.relay_once(&[]);
     ours.insert(1..=5);
     ours.wait_until_confirmed();
@@ -237,7 +239,7 @@ fn two_databases_do_not_share_a_progress_topic() {
     let topic = ours.progress_topic();
     let same = [("WALPOST_POSTGRES_SLOT", ours.database.name()), ("WALPOST_KAFKA_PROGRESS_TOPIC", topic.as_str())];
     let said = theirs.refused_once(&same);
-    assert!(said.contains("kafka.progress_topic") && said.contains("another") | said.contains("is the record of"), "{said}");
+    assert!(said.contains("kafka.progress_topic") && said.contains("is the record of"), "{said}");
     let init = theirs.command(&["init"], &[&[ONCE][..], &same].concat());
     assert_ne!(init.code, Some(0), "{}", init.output);
     // the first one was fenced by the attempts, and goes on

@@ -7,8 +7,9 @@
 use std::time::Duration;
 
 use rdkafka::{
-    Message, Offset, TopicPartitionList,
-    consumer::{BaseConsumer, Consumer},
+    ClientContext, Message, Offset, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, Consumer, ConsumerContext},
     error::{KafkaError, RDKafkaErrorCode},
 };
 
@@ -52,17 +53,33 @@ pub enum NotRead {
     Denied(String),
 }
 
+/// The producer tells of the brokers' trouble; the ends of partitions are none.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        tracing::debug!(target: "walpost::librdkafka", ?level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "walpost::librdkafka", %error, reason);
+    }
+}
+
+impl ConsumerContext for Quiet {}
+
 /// Reads the progress topic.
 pub struct Ledger {
     topic: String,
-    committed: BaseConsumer,
-    all: BaseConsumer,
+    committed: BaseConsumer<Quiet>,
+    all: BaseConsumer<Quiet>,
 }
 
 impl Ledger {
     /// Lets the consumers connect.
     pub fn connect(config: &KafkaConfig) -> Result<Self, KafkaError> {
-        let (committed, all) = (reader_config(config, true).create()?, reader_config(config, false).create()?);
+        let reader = |committed| reader_config(config, committed).create_with_context(Quiet);
+        let (committed, all) = (reader(true)?, reader(false)?);
         Ok(Self { topic: config.progress_topic.clone(), committed, all })
     }
 
