@@ -114,11 +114,11 @@ pub enum Command {
 /// Flags of `run`.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Under kafka.delivery = "exactly_once", once: publish from the slot's position on although the progress topic does not say
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although the progress topic does not say
     /// what was published from it, so that events may come twice
     #[arg(long)]
     pub accept_duplicates: bool,
-    /// Under kafka.delivery = "exactly_once", once: publish from the slot's position on although, by the progress topic, events
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although, by the progress topic, events
     /// before it may be missing
     #[arg(long)]
     pub accept_gap: bool,

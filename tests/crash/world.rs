@@ -72,12 +72,16 @@ pub struct World {
 
 impl World {
     /// Starts servers, writers and a walpost. `giant`: one transaction of 200,000 rows is among what is written.
-    pub fn start(writers: usize, giant: bool) -> Self {
-        Self::with_bug(writers, giant, None)
+    pub fn start(writers: usize, giant: bool, once: bool) -> Self {
+        Self::with(writers, giant, once, None)
     }
 
     /// The same with a deliberate bug in walpost.
-    pub fn with_bug(writers: usize, giant: bool, bug: Option<&'static str>) -> Self {
+    pub fn with_bug(writers: usize, bug: Option<&'static str>) -> Self {
+        Self::with(writers, false, false, bug)
+    }
+
+    fn with(writers: usize, giant: bool, once: bool, bug: Option<&'static str>) -> Self {
         let settings = Settings::default().set("max_prepared_transactions", "50").set("wal_sender_timeout", "20s");
         let postgres = Postgres::start(crate::services::postgres::Version::NEWEST, &settings);
         let brokers = std::env::var("CRASH_BROKERS").ok().map_or(1, |text| text.parse().expect("CRASH_BROKERS"));
@@ -101,7 +105,7 @@ impl World {
             writers: ledgers,
             shared,
             bug,
-            once: std::env::var("CRASH_DELIVERY").is_ok_and(|delivery| delivery == "exactly_once"),
+            once,
         };
         // the slot first: what is older than it is another matter
         world.with_walpost(|walpost| walpost.wait_for_log(HEALED_WITHIN, "streaming slot="));

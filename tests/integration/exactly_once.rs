@@ -148,7 +148,8 @@ fn a_process_that_wakes_up_after_another_took_its_place_publishes_nothing() {
     let topic = outbox.topic("t", 3);
     drop(outbox.relay_once(&[])); // the slot, from here on
     for point in ["before_commit", "after_commit", "after_enqueue", "after_fence"] {
-        let zombie = outbox.start(&["run"], &[ONCE, ("CRASH_STOP", &format!("{point}:1")), ("WALPOST_HTTP_LISTEN", "")]);
+        let zombie =
+            outbox.start(&["run"], &[ONCE, ("CRASH_STOP", &format!("{point}:1")), ("WALPOST_HTTP_LISTEN", "")]);
         let before = outbox.kafka.read_all(&[&topic]).len();
         let first = u32::try_from(before).expect("few") + 1;
         outbox.insert(first..=first + 99);
@@ -376,4 +377,23 @@ fn a_broker_that_is_away_longer_than_a_transaction_may_last_repeats_nothing() {
     outbox.wait_until_confirmed();
     claim_once(&outbox.kafka.read_all(&[&topic]), 1..=300);
     assert!(walsender.is_some());
+}
+
+#[test]
+fn check_looks_at_the_progress_topic_and_says_what_it_cannot_see() {
+    let outbox = with_text_ids(Version::NEWEST);
+    let check = || outbox.command(&["check"], &[ONCE, ("WALPOST_HTTP_LISTEN", "")]).output;
+    assert!(check().contains("is created together with slot"), "{}", check());
+    drop(outbox.relay_once(&[]));
+    let said = check();
+    assert!(said.contains("keeps the record of what is published") && said.contains("cannot be seen"), "{said}");
+    let progress = outbox.progress_topic();
+    outbox.kafka.alter_topic(&progress, &[("cleanup.policy", "delete")]);
+    assert!(check().contains("cleanup.policy = delete"), "{}", check());
+    outbox.kafka.delete_topic(&progress);
+    assert!(check().contains("--accept-duplicates"), "{}", check());
+    outbox.kafka.create_topic(&progress, 2, &[]);
+    assert!(check().contains("must have one"), "{}", check());
+    let run = outbox.command(&["run"], &[ONCE, ("WALPOST_HTTP_LISTEN", "")]);
+    assert_eq!(run.code, Some(2), "{}", run.output);
 }
