@@ -76,9 +76,12 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         slot: config.postgres.slot.clone(),
         publication: config.postgres.publication.clone(),
         polls,
+        history: Arc::default(),
+        in_flight_limits: (config.limits.in_flight_events, config.limits.in_flight_bytes),
     };
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
+        runtime.spawn(observe::history::record(view.clone()));
         runtime.spawn(observe::http::serve(listener, view));
     }
     let mut prepared = supervisor.prepared.subscribe();

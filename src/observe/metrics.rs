@@ -3,10 +3,13 @@
 //! Counters are incremented where things happen. What is a state (lag, LSNs, in flight, the slot) is not kept twice: it is
 //! read from [`Progress`] and the last [`Observation`] when somebody asks. Labels are bounded: topics come from routes.
 
+use std::collections::HashMap;
+
 use prometheus::{
     Counter, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder, core::Collector,
+    Opts, Registry, TextEncoder, core::Collector, proto::LabelPair,
 };
+use serde::Serialize;
 
 use super::{
     Progress,
@@ -165,6 +168,32 @@ impl Metrics {
         }
     }
 
+    /// Events that the brokers acknowledged, over all topics.
+    pub fn events(&self) -> u64 {
+        counts(&self.events_published).map(|(_, events)| events).sum()
+    }
+
+    /// Volume by topic, most events first.
+    pub fn topics(&self) -> Vec<TopicCount> {
+        let bytes: HashMap<_, _> =
+            counts(&self.published_bytes).map(|(labels, bytes)| (label(&labels, "topic"), bytes)).collect();
+        let counted = counts(&self.events_published).map(|(labels, events)| {
+            let topic = label(&labels, "topic");
+            TopicCount { bytes: bytes.get(&topic).copied(), topic, reason: None, events }
+        });
+        by_events(counted)
+    }
+
+    /// Dead letters by the topic they were meant for and the reason, most first.
+    pub fn dead_letters(&self) -> Vec<TopicCount> {
+        by_events(counts(&self.dead_lettered).map(|(labels, events)| TopicCount {
+            topic: label(&labels, "topic"),
+            reason: Some(label(&labels, "reason")),
+            events,
+            bytes: None,
+        }))
+    }
+
     /// All metrics in Prometheus' text format, as of `now_unix_us` (Unix µs, our clock).
     pub fn render(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) -> String {
         self.states.set(progress, seen, now_unix_us);
@@ -177,6 +206,42 @@ impl Metrics {
             }
         }
     }
+}
+
+/// What was counted of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TopicCount {
+    /// The topic.
+    pub topic: String,
+    /// Why they are dead letters, where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Events.
+    pub events: u64,
+    /// Bytes of keys and values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+fn by_events(counted: impl Iterator<Item = TopicCount>) -> Vec<TopicCount> {
+    let mut counted: Vec<_> = counted.filter(|count| count.events > 0).collect();
+    counted.sort_by(|one, other| other.events.cmp(&one.events).then_with(|| one.topic.cmp(&other.topic)));
+    counted
+}
+
+/// (labels, value) of each series of a counter.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it counts whole things, far below 2^53")]
+fn counts(counter: &IntCounterVec) -> impl Iterator<Item = (Vec<LabelPair>, u64)> {
+    counter.collect().into_iter().flat_map(|mut family| {
+        family.take_metric().into_iter().map(|mut series| {
+            let value = series.get_counter().get_value() as u64;
+            (series.take_label().into_iter().collect(), value)
+        })
+    })
+}
+
+fn label(labels: &[LabelPair], name: &str) -> String {
+    labels.iter().find(|label| label.name() == name).map(|label| label.value().to_owned()).unwrap_or_default()
 }
 
 impl Default for Metrics {

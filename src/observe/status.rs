@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{Health, Metrics, Observation, Progress, WalStatus, metrics};
+use super::{Health, History, Metrics, Observation, Progress, WalStatus, metrics};
 use crate::{clock, lsn::Lsn};
 
 /// Everything that there is to see of a running walpost; cheap to clone.
@@ -25,6 +25,10 @@ pub struct View {
     pub publication: String,
     /// The tables are polled: there is neither slot nor publication.
     pub polls: bool,
+    /// The last half hour.
+    pub history: Arc<History>,
+    /// Bounds on what is in flight: events, bytes.
+    pub in_flight_limits: (usize, usize),
 }
 
 impl View {
@@ -43,6 +47,11 @@ impl View {
             troubles.insert(0, Trouble { part: "stream".to_owned(), reason });
         }
         troubles
+    }
+
+    /// Bytes of WAL that are not confirmed.
+    pub fn lag_bytes(&self) -> Option<u64> {
+        metrics::lag_bytes(&self.progress, &self.observation.borrow())
     }
 
     /// The metrics, in Prometheus' text format.
@@ -247,6 +256,8 @@ pub(crate) mod tests {
             slot: "walpost".to_owned(),
             publication: "walpost".to_owned(),
             polls: false,
+            history: Arc::default(),
+            in_flight_limits: (20_000, 1 << 26),
         };
         (view, sender)
     }

@@ -26,6 +26,7 @@ mod libraries;
 mod links;
 mod outbox;
 mod own_sink;
+mod page;
 mod peek;
 mod polling;
 mod records;
