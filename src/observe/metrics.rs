@@ -63,7 +63,59 @@ pub struct Metrics {
     pub poll_failed_events: IntGauge,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
+    /// `walpost_kafka_*`: what librdkafka says of itself
+    pub kafka: KafkaMetrics,
     states: States,
+}
+
+/// librdkafka's statistics, every few seconds; labels are numbers of brokers.
+pub struct KafkaMetrics {
+    /// `walpost_kafka_queue_messages`
+    pub queue_messages: IntGauge,
+    /// `walpost_kafka_queue_bytes`
+    pub queue_bytes: IntGauge,
+    /// `walpost_kafka_broker_up{broker}`
+    pub broker_up: IntGaugeVec,
+    /// `walpost_kafka_request_retries_total{broker}`
+    pub retries: IntCounterVec,
+    /// `walpost_kafka_round_trip_seconds{broker}`
+    pub round_trip: GaugeVec,
+}
+
+impl KafkaMetrics {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| register(registry, IntGauge::new(name, help).expect("the name is legal"));
+        let broker = &["broker"];
+        let by_broker = |name: &str, help: &str| Opts::new(name, help);
+        Self {
+            queue_messages: gauge("kafka_queue_messages", "Records in the producer's queue or on their way."),
+            queue_bytes: gauge("kafka_queue_bytes", "Their bytes."),
+            broker_up: register(
+                registry,
+                IntGaugeVec::new(by_broker("kafka_broker_up", "1 while the connection to the broker is up."), broker)
+                    .expect("the name is legal"),
+            ),
+            retries: register(
+                registry,
+                IntCounterVec::new(
+                    by_broker("kafka_request_retries_total", "Requests that were sent to the broker once more."),
+                    broker,
+                )
+                .expect("the name is legal"),
+            ),
+            round_trip: register(
+                registry,
+                GaugeVec::new(
+                    by_broker(
+                        "kafka_round_trip_seconds",
+                        "Mean time of a request to the broker, over the last seconds in which there was one.",
+                    ),
+                    broker,
+                )
+                .expect("the name is legal"),
+            ),
+        }
+    }
 }
 
 impl Metrics {
@@ -83,7 +135,7 @@ impl Metrics {
             ),
             published_bytes: counters(
                 "published_bytes_total",
-                "Bytes of keys and values of the events acknowledged by the brokers.",
+                "Bytes of keys, values and headers of the events acknowledged by the brokers.",
                 &["topic"],
             ),
             transactions: counter("transactions_total", "Transactions with at least one event, delivered whole."),
@@ -151,6 +203,7 @@ impl Metrics {
                 GaugeVec::new(Opts::new("halted", "1 while nothing is published until a human acts."), &["reason"])
                     .expect("the name is legal"),
             ),
+            kafka: KafkaMetrics::new(&registry),
             states: States::new(&registry),
             registry,
         };

@@ -34,6 +34,7 @@ use super::{
     produce::SessionProducer,
     reports::{Context, Report, Reports},
     settings::{admin_config, client_config},
+    statistics::Statistics,
     topics::{Creator, TopicWatch},
 };
 use crate::{
@@ -133,8 +134,9 @@ impl KafkaSink {
         let settings = client_config(config, sending, client_id);
         let reports = Arc::new(Reports::default());
         let alone = sending.mode != Mode::Normal;
-        let context =
-            Context { reports: Arc::clone(&reports), health: Arc::clone(&health), cause: Mutex::default(), alone };
+        let statistics = Statistics::new(Arc::clone(&metrics));
+        let cause = Mutex::default();
+        let context = Context { reports: Arc::clone(&reports), health: Arc::clone(&health), cause, alone, statistics };
         let failed = |error: rdkafka::error::KafkaError| SinkError::Settings(error.to_string());
         let producer: Arc<SessionProducer> = Arc::new(settings.create_with_context(context).map_err(failed)?);
         let stop = Arc::new(AtomicBool::new(false));

@@ -14,6 +14,7 @@ mod known_topics;
 mod produce;
 mod reports;
 mod settings;
+mod statistics;
 mod topics;
 
 use std::future::Future;

@@ -24,6 +24,7 @@ mod hostile;
 mod ledger;
 mod libraries;
 mod links;
+mod metrics;
 mod outbox;
 mod own_sink;
 mod page;
