@@ -12,6 +12,8 @@ const NOTED: usize = 10;
 /// A part whose trouble makes walpost unready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
+    /// An operator paused it.
+    Pause,
     /// The replication stream.
     Stream,
     /// The slot, as the SQL link sees it.
@@ -24,9 +26,15 @@ pub enum Part {
     Topic,
 }
 
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Pause, Self::Stream, Self::Slot, Self::Publication, Self::Kafka, Self::Topic];
+}
+
 impl std::fmt::Display for Part {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Pause => "pause",
             Self::Stream => "stream",
             Self::Slot => "slot",
             Self::Publication => "publication",

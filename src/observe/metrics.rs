@@ -63,6 +63,8 @@ pub struct Metrics {
     pub poll_failed_events: IntGauge,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
+    /// `walpost_trouble{part}`: what `/readyz` names, 1 while it does
+    pub trouble: IntGaugeVec,
     /// `walpost_kafka_*`: what librdkafka says of itself
     pub kafka: KafkaMetrics,
     states: States,
@@ -203,6 +205,11 @@ impl Metrics {
                 GaugeVec::new(Opts::new("halted", "1 while nothing is published until a human acts."), &["reason"])
                     .expect("the name is legal"),
             ),
+            trouble: register(
+                &registry,
+                IntGaugeVec::new(Opts::new("trouble", "1 for each part that /readyz complains of."), &["part"])
+                    .expect("the name is legal"),
+            ),
             kafka: KafkaMetrics::new(&registry),
             states: States::new(&registry),
             registry,
@@ -340,6 +347,8 @@ struct States {
     slot_retained_wal_bytes: IntGaugeVec,
     slot_safe_wal_bytes: IntGaugeVec,
     slot_wal_status: IntGaugeVec,
+    streaming: IntGauge,
+    paused: IntGauge,
 }
 
 impl States {
@@ -378,6 +387,8 @@ impl States {
                  0 or less: at risk now; absent when there is no limit.",
                 &[],
             ),
+            streaming: gauge("streaming", "1 while a replication stream is open, or the tables are polled."),
+            paused: gauge("paused", "1 while an operator has it paused: nothing is sent, WAL is retained."),
             slot_wal_status: gauges(
                 "slot_wal_status",
                 "1 for the slot's present status: reserved, extended, unreserved (at risk), lost or missing.",
@@ -387,6 +398,8 @@ impl States {
     }
 
     fn set(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) {
+        self.streaming.set(i64::from(progress.streaming()));
+        self.paused.set(i64::from(progress.paused()));
         let (events, bytes) = progress.in_flight();
         set_or_hide(&self.lag_bytes, lag_bytes(progress, seen).map(clamped));
         self.lag_seconds.set(progress.lag_seconds(now_unix_us));
@@ -498,6 +511,8 @@ mod tests {
             "poll_failures_total",
             "poll_failed_events",
             "halted",
+            "streaming",
+            "paused",
             "build_info",
         ] {
             assert!(text.contains(&format!("# HELP walpost_{name} ")), "{name} is missing:\n{text}");

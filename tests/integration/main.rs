@@ -25,6 +25,7 @@ mod ledger;
 mod libraries;
 mod links;
 mod metrics;
+mod monitoring;
 mod outbox;
 mod own_sink;
 mod page;
