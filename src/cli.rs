@@ -70,7 +70,7 @@ pub enum Command {
     /// The service: tail the slot (or poll the table), publish, confirm
     #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json\n\n\
                       Where no replication slot can be had, walpost reads the table itself:\n  walpost run --set postgres.source=poll")]
-    Run,
+    Run(Run),
     /// Create what is missing: outbox table, functions for applications, publication, slot; or, where the table is polled
     /// (postgres.source), the marks for what was delivered
     #[command(
@@ -109,6 +109,19 @@ pub enum Command {
         after_help = "Example:\n  walpost demo\n  walpost demo --chapter 1\n  walpost demo --json\n  walpost demo --brokers localhost:9092"
     )]
     Demo(Demo),
+}
+
+/// Flags of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Under kafka.delivery = "exactly_once", once: publish from the slot's position on although the progress topic does not say
+    /// what was published from it, so that events may come twice
+    #[arg(long)]
+    pub accept_duplicates: bool,
+    /// Under kafka.delivery = "exactly_once", once: publish from the slot's position on although, by the progress topic, events
+    /// before it may be missing
+    #[arg(long)]
+    pub accept_gap: bool,
 }
 
 /// Flags of `dead-letters`.

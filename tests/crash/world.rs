@@ -66,6 +66,8 @@ pub struct World {
     pub writers: Writers,
     pub watch: Watch,
     bug: Option<&'static str>,
+    /// Exactly-once delivery.
+    pub once: bool,
 }
 
 impl World {
@@ -99,6 +101,7 @@ impl World {
             writers: ledgers,
             shared,
             bug,
+            once: std::env::var("CRASH_DELIVERY").is_ok_and(|delivery| delivery == "exactly_once"),
         };
         // the slot first: what is older than it is another matter
         world.with_walpost(|walpost| walpost.wait_for_log(HEALED_WITHIN, "streaming slot="));
@@ -118,6 +121,9 @@ impl World {
         let url = format!("postgres://postgres@127.0.0.1:{}/{}", self.postgres_link.port(), self.shared.name);
         let brokers = self.shared.kafka.proxied_brokers();
         let mut env = vec![("WALPOST_POSTGRES_URL", url.as_str()), ("WALPOST_KAFKA_BROKERS", &brokers)];
+        if self.once {
+            env.push(("WALPOST_KAFKA_DELIVERY", "exactly_once"));
+        }
         env.extend(self.bug.map(|bug| ("CRASH_BUG", bug)));
         env.extend(extra);
         with_environment(&database, &self.shared.kafka, &env, Walpost::start)
@@ -136,6 +142,12 @@ impl World {
             walpost.kill9();
         }
         *place = Some(self.spawn(extra));
+    }
+
+    /// Starts a walpost beside the one that runs, which is returned.
+    pub fn second_walpost(&self) -> Option<Walpost> {
+        let mut place = self.walpost.lock().expect("no panic while the lock is held");
+        place.replace(self.spawn(&[]))
     }
 
     /// Acts on the walpost that runs; starts one first if the last has ended. One that ended by itself is a failure.
