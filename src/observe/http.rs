@@ -47,9 +47,9 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address).await.map_err(|source| BindError { address, source })
 }
 
-/// Serves for ever. Dropping the future closes every connection.
-pub async fn serve(listener: TcpListener, view: View) {
-    serve_within(listener, router(view), CONNECTION_TIMEOUT).await;
+/// Serves for ever, and routes of others as well. Dropping the future closes every connection.
+pub async fn serve(listener: TcpListener, view: View, more: Router) {
+    serve_within(listener, router(view).merge(more), CONNECTION_TIMEOUT).await;
 }
 
 async fn serve_within(listener: TcpListener, router: Router, timeout: Duration) {

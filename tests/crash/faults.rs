@@ -30,8 +30,15 @@ const POINTS: [&str; 10] = [
 /// And where else under exactly-once delivery.
 const POINTS_ONCE: [&str; 4] = ["after_fence", "after_progress", "before_commit", "after_commit"];
 /// Where a process may be stopped that goes on when another has taken its place.
-const ZOMBIE_POINTS: [&str; 7] =
-    ["after_fence", "after_progress", "after_enqueue", "before_commit", "after_commit", "before_status", "after_status"];
+const ZOMBIE_POINTS: [&str; 7] = [
+    "after_fence",
+    "after_progress",
+    "after_enqueue",
+    "before_commit",
+    "after_commit",
+    "before_status",
+    "after_status",
+];
 /// How long a fault point may take to be passed.
 const POINT_LIMIT: Duration = Duration::from_secs(8);
 

@@ -148,7 +148,8 @@ fn a_process_that_wakes_up_after_another_took_its_place_publishes_nothing() {
     let topic = outbox.topic("t", 3);
     drop(outbox.relay_once(&[])); // the slot, from here on
     for point in ["before_commit", "after_commit", "after_enqueue", "after_fence"] {
-        let zombie = outbox.start(&["run"], &[ONCE, ("CRASH_STOP", &format!("{point}:1")), ("WALPOST_HTTP_LISTEN", "")]);
+        let zombie =
+            outbox.start(&["run"], &[ONCE, ("CRASH_STOP", &format!("{point}:1")), ("WALPOST_HTTP_LISTEN", "")]);
         let before = outbox.kafka.read_all(&[&topic]).len();
         let first = u32::try_from(before).expect("few") + 1;
         outbox.insert(first..=first + 99);

@@ -27,6 +27,7 @@ mod libraries;
 mod links;
 mod metrics;
 mod monitoring;
+mod operate;
 mod outbox;
 mod own_sink;
 mod page;

@@ -438,6 +438,9 @@ mod tests {
         assert!(matches!(may(Some(&some), false), Err(Refusal::SlotGone { .. })));
         let elsewhere = Whereabouts { system: "other".into(), ..here() };
         let theirs = Progress::none(&elsewhere, "w");
-        assert!(matches!(may(Some(&theirs), true), Err(Refusal::Taken { .. })), "nor is the record of another replaced");
+        assert!(
+            matches!(may(Some(&theirs), true), Err(Refusal::Taken { .. })),
+            "nor is the record of another replaced"
+        );
     }
 }
