@@ -97,7 +97,7 @@ async fn of_tables(client: &Client, config: &Config, asked: Option<SocketAddr>) 
 }
 
 /// Where to ask: a listener on all addresses is asked on the loopback one.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -107,8 +107,8 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// `None` when nobody answers there, or somebody else does.
-async fn ask(address: SocketAddr) -> Option<Status> {
-    let answer = timeout(TIMEOUT, get_status(address)).await.ok()?;
+pub(crate) async fn ask(address: SocketAddr) -> Option<Status> {
+    let answer = exchange(address, &format!("GET /status HTTP/1.0\r\nHost: {address}\r\n\r\n")).await;
     let answer = answer.inspect_err(|error| tracing::debug!(%address, %error, "no walpost answers")).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
     if !head.starts_with("HTTP/1.") || head.split(' ').nth(1) != Some("200") {
@@ -117,13 +117,16 @@ async fn ask(address: SocketAddr) -> Option<Status> {
     serde_json::from_str(body).ok()
 }
 
-/// The listener closes the connection behind its answer.
-async fn get_status(address: SocketAddr) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET /status HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
-    Ok(answer)
+/// One question, and the answer with its head; the listener closes the connection behind it.
+pub(crate) async fn exchange(address: SocketAddr, request: &str) -> std::io::Result<String> {
+    let whole = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
+        Ok(answer)
+    };
+    timeout(TIMEOUT, whole).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 #[cfg(test)]
@@ -159,7 +162,7 @@ mod tests {
         let (view, _sender) = crate::observe::status::tests::view();
         let listener = crate::observe::http::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(crate::observe::http::serve(listener, view.clone()));
+        tokio::spawn(crate::observe::http::serve(listener, view.clone(), axum::Router::new()));
         assert_eq!(ask(address).await, Some(view.status()));
     }
 }

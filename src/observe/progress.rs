@@ -20,6 +20,7 @@ pub struct Progress {
     oldest_commit_us: AtomicI64,
     clock_ahead_us: AtomicI64,
     streaming: AtomicBool,
+    paused: AtomicBool,
     beat: Mutex<Option<Instant>>,
 }
 
@@ -57,6 +58,16 @@ impl Progress {
     /// Whether a replication stream is open.
     pub fn streaming(&self) -> bool {
         self.streaming.load(Relaxed)
+    }
+
+    /// Notes whether an operator has paused it.
+    pub fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
+    }
+
+    /// Whether an operator has paused it.
+    pub fn paused(&self) -> bool {
+        self.paused.load(Relaxed)
     }
 
     /// The furthest WAL position received, `0/0` before the first.

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{Health, Metrics, Observation, Progress, WalStatus, metrics};
+use super::{Health, History, Metrics, Observation, Part, Progress, WalStatus, metrics};
 use crate::{clock, lsn::Lsn};
 
 /// Everything that there is to see of a running walpost; cheap to clone.
@@ -25,6 +25,10 @@ pub struct View {
     pub publication: String,
     /// The tables are polled: there is neither slot nor publication.
     pub polls: bool,
+    /// The last half hour.
+    pub history: Arc<History>,
+    /// Bounds on what is in flight: events, bytes.
+    pub in_flight_limits: (usize, usize),
 }
 
 impl View {
@@ -45,9 +49,19 @@ impl View {
         troubles
     }
 
+    /// Bytes of WAL that are not confirmed.
+    pub fn lag_bytes(&self) -> Option<u64> {
+        metrics::lag_bytes(&self.progress, &self.observation.borrow())
+    }
+
     /// The metrics, in Prometheus' text format.
     pub fn metrics(&self) -> String {
         let seen = self.observation.borrow().clone();
+        let troubles = self.troubles();
+        for part in Part::ALL.map(|part| part.to_string()) {
+            let complained = troubles.iter().any(|trouble| trouble.part == part);
+            self.metrics.trouble.with_label_values(&[&part]).set(i64::from(complained));
+        }
         self.metrics.render(&self.progress, &seen, clock::unix_us())
     }
 
@@ -59,6 +73,7 @@ impl View {
         Status {
             ready: troubles.is_empty(),
             streaming: self.progress.streaming(),
+            paused: self.progress.paused(),
             received_lsn: known(self.progress.received_lsn()),
             confirmed_lsn: known(metrics::confirmed_lsn(&self.progress, &seen)),
             lag_bytes: metrics::lag_bytes(&self.progress, &seen),
@@ -89,6 +104,9 @@ pub struct Status {
     pub ready: bool,
     /// A replication stream is open.
     pub streaming: bool,
+    /// An operator has paused it.
+    #[serde(default)]
+    pub paused: bool,
     /// Furthest position received; null when no walpost answered.
     pub received_lsn: Option<String>,
     /// Position confirmed to the server.
@@ -137,6 +155,7 @@ impl Status {
             publication: publication.to_owned(),
             ready: false,
             streaming: reading.is_some_and(|slot| slot.active),
+            paused: false,
             received_lsn: None,
             confirmed_lsn: known(confirmed),
             current_wal_lsn: known(seen.current_wal),
@@ -235,7 +254,7 @@ fn bytes(size: u64) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{super::Part, *};
+    use super::*;
 
     pub(crate) fn view() -> (View, watch::Sender<Observation>) {
         let (sender, observation) = watch::channel(Observation::default());
@@ -247,6 +266,8 @@ pub(crate) mod tests {
             slot: "walpost".to_owned(),
             publication: "walpost".to_owned(),
             polls: false,
+            history: Arc::default(),
+            in_flight_limits: (20_000, 1 << 26),
         };
         (view, sender)
     }
