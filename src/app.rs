@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::{
     check::{self, Severity},
     config::{Config, SourceKind},
-    observe::{self, Health, Metrics, Monitor, Part, View},
+    observe::{self, Health, Metrics, Monitor, Part, View, service_manager},
     pipeline::{Signals, Wish},
     retention::upkeep::Upkeep,
     sql,
@@ -59,6 +59,7 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     }
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
+    let stopping = wish.clone();
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
     tracing::info!(
@@ -77,6 +78,9 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         publication: config.postgres.publication.clone(),
         polls,
     };
+    if service_manager::listens() {
+        runtime.spawn(service_manager::keep_told(view.clone(), stopping, config.shutdown.drain_timeout));
+    }
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
         runtime.spawn(observe::http::serve(listener, view));
@@ -112,6 +116,7 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;
+    service_manager::tell_the_end(ended, shared.health.last_error());
     tracing::info!(exit_code = ended.exit_code(), lsn = %shared.progress.confirmed_lsn(), "stopped");
     Ok(ended)
 }

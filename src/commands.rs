@@ -4,9 +4,9 @@ use std::{error::Error, fmt::Display, io::Write as _};
 
 use crate::{
     backfill_command, check,
-    cli::{Again, Command, DeadLettersAction, Demo, Format},
+    cli::{Again, Command, DeadLettersAction, Demo, Format, Generated, Standing},
     config::{Config, SourceKind},
-    dead_letters_command, demo, drop_command,
+    dead_letters_command, demo, drop_command, generate_command,
     init::{self, Step},
     peek_command, prune_command, status_command,
     supervisor::Ended,
@@ -62,9 +62,14 @@ pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
 }
 
 /// `walpost status`
-pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
+pub fn status(config: &Config, asked: &Standing) -> Result<u8, CommandError> {
+    if let Some(probe) = asked.probe {
+        let answer = block_on(status_command::probe(config, probe))??;
+        print(&answer.text);
+        return Ok(u8::from(!answer.yes));
+    }
     let status = block_on(status_command::run(config))??;
-    match format {
+    match asked.report.format {
         Format::Text => print(&status),
         Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
@@ -113,6 +118,16 @@ pub fn dead_letters(config: &Config, action: &DeadLettersAction) -> Result<u8, C
             let sent = dead_letters_command::requeue(config, &chosen.ids)?;
             print(&format!("sent again: {sent}; the letters stay in the dead-letter topic"));
         }
+    }
+    Ok(0)
+}
+
+/// `walpost generate`
+pub fn generate(what: &Generated) -> Result<u8, CommandError> {
+    match what {
+        Generated::Man(to) => generate_command::man(&to.folder)?,
+        Generated::Completions(to) => generate_command::completions(&to.folder)?,
+        Generated::Configuration => print(&crate::config::reference()),
     }
     Ok(0)
 }

@@ -6,12 +6,13 @@ pub mod log;
 pub mod metrics;
 pub mod monitor;
 pub mod progress;
+pub mod service_manager;
 pub mod slot;
 pub mod status;
 
 pub use health::{Health, NOT_REACHED_YET, NOT_SEEN_YET, Part};
 pub use metrics::Metrics;
 pub use monitor::Monitor;
-pub use progress::Progress;
+pub use progress::{Progress, Stage};
 pub use slot::{Observation, ServerState, SlotReading, SlotState, WalStatus};
 pub use status::{Status, View};
