@@ -27,7 +27,7 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 	cargo test
 
 crash: export CRASH_MINUTES ?= 10
-crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three
+crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three, CRASH_DELIVERY=exactly_once
 	@tests/services/setup.sh servers
 	@tests/services/fetch.sh servers >/dev/null
 	cargo test --test crash -- --nocapture whatever

@@ -13,6 +13,7 @@ use crate::{
     observe::{self, Health, Metrics, Monitor, Part, View, service_manager},
     pipeline::{Signals, Wish},
     retention::upkeep::Upkeep,
+    sink::exactly_once::Accepted,
     sql,
     supervisor::{Ended, Shared, Supervisor},
 };
@@ -38,7 +39,7 @@ pub enum StartError {
 }
 
 /// Runs the service: returns when it was told to stop, or when an error needs a human.
-pub fn run(config: &Config) -> Result<Ended, StartError> {
+pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("walpost")
@@ -61,7 +62,7 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let stopping = wish.clone();
     let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
-    let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
+    let supervisor = Supervisor::accepting(accepted, config.clone(), shared.clone(), signals)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         postgres = config.postgres.conninfo.redacted(),

@@ -70,7 +70,7 @@ pub enum Command {
     /// The service: tail the slot (or poll the table), publish, confirm
     #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json\n\n\
                       Where no replication slot can be had, walpost reads the table itself:\n  walpost run --set postgres.source=poll")]
-    Run,
+    Run(Run),
     /// Create what is missing: outbox table, functions for applications, publication, slot; or, where the table is polled
     /// (postgres.source), the marks for what was delivered
     #[command(
@@ -166,6 +166,19 @@ pub enum Probe {
     Ready,
     /// Is it ready, or does it wait for the slot that another one holds (`/readyz?standby=ok`)?
     Standby,
+}
+
+/// Flags of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although the progress topic does not say
+    /// what was published from it, so that events may come twice
+    #[arg(long)]
+    pub accept_duplicates: bool,
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although, by the progress topic, events
+    /// before it may be missing
+    #[arg(long)]
+    pub accept_gap: bool,
 }
 
 /// Flags of `dead-letters`.

@@ -10,6 +10,7 @@ use walpost::{
     config,
     error::chain,
     observe::log,
+    sink::exactly_once::Accepted,
 };
 
 /// Usage or configuration.
@@ -53,7 +54,10 @@ fn exit(outcome: Result<u8, CommandError>) -> ExitCode {
 fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandError> {
     commands::refuse_without_slot(command, config)?;
     match command {
-        Command::Run => Ok(app::run(config)?.exit_code()),
+        Command::Run(run) => {
+            let accepted = Accepted { duplicates: run.accept_duplicates, gap: run.accept_gap };
+            Ok(app::run(config, accepted)?.exit_code())
+        }
         Command::Init(init) => commands::init(config, init.print),
         Command::Backfill(again) => commands::backfill(config, again),
         Command::Check(report) => commands::check(config, report.format),

@@ -3,30 +3,38 @@
 //! A session is a producer, a connection and a stream. What one has learned that the next must know (a topic that refuses, a
 //! batch to take apart, what the brokers have beyond the slot) is kept here.
 
+mod reasons;
+mod session_sink;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    backfill::{BackfillError, Fill, Filled},
+    backfill::{Fill, Filled},
     backoff::Backoff,
-    config::{Config, SourceKind},
+    config::{Config, Delivery, SourceKind},
     error::{Verdict, chain, judge},
     fault,
-    init::InitError,
     lsn::Lsn,
     observe::{Health, Metrics, Part, Progress, Stage},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
-    poll::{self, PollError, Retry, Witnesses},
+    poll::{self, Retry, Witnesses},
     prepare::{Prepared, prepare},
     retention::Witness,
-    sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
+    sink::{
+        Delivered, ExactlyOnceSink, KafkaSink, Mode, Sending, SinkError,
+        exactly_once::{Accepted, Learned},
+    },
     source::{
         Replication, SourceError, Wire,
         queue::Queue,
         slot::{self, SlotFound},
+        whereabouts::{self, Whereabouts},
     },
 };
+use reasons::{part, reason, sink_reason, slot_is_taken};
+use session_sink::SessionSink;
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +85,7 @@ enum Over {
 
 /// What there is to do once the server is reached.
 enum Reached {
-    Stream(Box<Replication>, Lsn),
+    Stream(Box<Replication>, Lsn, Whereabouts),
     /// The rows before the stream.
     Rows,
     /// The tables themselves.
@@ -113,8 +121,10 @@ pub struct Supervisor {
     /// What the brokers have beyond the slot.
     delivered: Delivered,
     /// The producer, when nothing was sent by it yet.
-    spare: Option<KafkaSink>,
+    spare: Option<SessionSink>,
     refused: Option<String>,
+    /// The same for exactly-once delivery.
+    learned: Learned,
     /// The cluster that this process streams from.
     system: Option<String>,
     /// Rows to publish before the stream, or instead of one.
@@ -130,6 +140,16 @@ pub struct Supervisor {
 impl Supervisor {
     /// Compiles the routes; the configuration is valid otherwise.
     pub fn new(config: Config, shared: Shared, signals: Signals) -> Result<Self, crate::route::RouteError> {
+        Self::accepting(Accepted::default(), config, shared, signals)
+    }
+
+    /// The same with what the operator accepts of what the progress topic would refuse.
+    pub fn accepting(
+        accepted: Accepted,
+        config: Config,
+        shared: Shared,
+        signals: Signals,
+    ) -> Result<Self, crate::route::RouteError> {
         let stages = Stages::new(&config)?;
         let lets_go = config.postgres.source == SourceKind::Poll;
         Ok(Self {
@@ -142,6 +162,7 @@ impl Supervisor {
             delivered: Delivered::default(),
             spare: None,
             refused: None,
+            learned: Learned { accepted, ..Learned::default() },
             system: None,
             fill: None,
             retries: Vec::new(),
@@ -221,25 +242,54 @@ impl Supervisor {
         };
         let outcome = match connected {
             Err(error) => Err(error),
-            Ok(Reached::Rows) => self.backfill(&mut sink).await,
-            Ok(Reached::Tables(queue)) => self.poll(queue, &mut sink).await,
-            Ok(Reached::Stream(mut source, confirmed)) => {
-                self.shared.progress.set_streaming(true);
-                self.shared.health.well(Part::Stream);
-                tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
-                let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
-                let stages = (&mut self.stages, confirmed);
-                sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
-                let outcome = run_session(&mut *source, &mut sink, stages, &mut self.signals, telltale).await;
-                self.refused = sink.refused().map(str::to_owned);
-                self.delivered = sink.leave_delivered();
-                outcome.map(|()| Over::AsAsked)
+            Ok(Reached::Rows) => {
+                let mut plain = sink.take_at_least_once().map_or_else(|| self.make_kafka_sink(), Ok)?;
+                let outcome = self.backfill(&mut plain).await;
+                sink = SessionSink::AtLeastOnce(Box::new(plain));
+                outcome
             }
+            Ok(Reached::Tables(queue)) => match &mut sink {
+                SessionSink::AtLeastOnce(sink) => self.poll(queue, sink).await,
+                // the configuration has refused it
+                SessionSink::ExactlyOnce(_) | SessionSink::Taken => return Ok(Over::AsAsked),
+            },
+            Ok(Reached::Stream(source, confirmed, here)) => self.stream(source, &mut sink, (confirmed, here)).await,
         };
         if sink.is_fresh() && !matches!(outcome, Err(SessionError::Sink(_))) {
             self.spare = Some(sink);
         }
         outcome
+    }
+
+    /// Publishes what the log brings.
+    async fn stream(
+        &mut self,
+        mut source: Box<Replication>,
+        sink: &mut SessionSink,
+        (confirmed, here): (Lsn, Whereabouts),
+    ) -> Result<Over, SessionError> {
+        self.shared.progress.set_streaming(true);
+        self.shared.health.well(Part::Stream);
+        tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
+        let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        let stages = (&mut self.stages, confirmed);
+        let outcome = match sink {
+            SessionSink::AtLeastOnce(sink) => {
+                sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
+                let outcome = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale).await;
+                self.refused = sink.refused().map(str::to_owned);
+                self.delivered = sink.leave_delivered();
+                outcome
+            }
+            SessionSink::ExactlyOnce(sink) => {
+                sink.prepare(here, std::mem::take(&mut self.learned));
+                let outcome = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale).await;
+                self.learned = sink.leave();
+                outcome
+            }
+            SessionSink::Taken => Ok(()),
+        };
+        outcome.map(|()| Over::AsAsked)
     }
 
     /// Publishes what the tables hold, without a stream.
@@ -275,10 +325,26 @@ impl Supervisor {
         Ok(Over::Filled)
     }
 
-    fn make_sink(&self) -> Result<KafkaSink, SinkError> {
+    fn make_sink(&self) -> Result<SessionSink, SinkError> {
         if self.held {
             fault::point("in_rebuild");
         }
+        // rows before the stream have no position that could be stored
+        if self.fill.is_some() || !self.is_exactly_once() {
+            return self.make_kafka_sink().map(|sink| SessionSink::AtLeastOnce(Box::new(sink)));
+        }
+        let client_id = format!("walpost-{}", self.config.postgres.slot);
+        let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        let mut sink = ExactlyOnceSink::start(&self.config, self.sending, &client_id, watchers)?;
+        sink.tell_of_dead_letters(Arc::clone(&self.shared.witness.buried));
+        Ok(SessionSink::ExactlyOnce(Box::new(sink)))
+    }
+
+    fn is_exactly_once(&self) -> bool {
+        self.config.kafka.delivery == Delivery::ExactlyOnce
+    }
+
+    fn make_kafka_sink(&self) -> Result<KafkaSink, SinkError> {
         let (kafka, limits) = (&self.config.kafka, self.config.limits);
         let client_id = format!("walpost-{}", self.config.postgres.slot);
         let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
@@ -321,12 +387,13 @@ impl Supervisor {
         };
         let found = slot::look_again(&mut wire, &postgres.slot, self.held, &mut self.system).await?;
         self.compare(&found);
+        let here = if self.is_exactly_once() { whereabouts::ask(&mut wire).await? } else { Whereabouts::default() };
         let postgres = &self.config.postgres;
         let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
         if std::mem::replace(&mut self.held, true) {
             self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
         }
-        Ok(Reached::Stream(Box::new(stream), found.confirmed))
+        Ok(Reached::Stream(Box::new(stream), found.confirmed, here))
     }
 
     /// Holds what the slot says against what this process knows.
@@ -360,7 +427,10 @@ impl Supervisor {
             tracing::error!(error = text, remedy = hint, "halted");
             return Err(ended);
         }
-        if matches!(error, SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. })) {
+        if matches!(
+            error,
+            SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. } | SinkError::Convicted { .. })
+        ) {
             tracing::warn!(error = text, "starting over with another way of sending");
             return Ok(Duration::ZERO);
         }
@@ -394,6 +464,8 @@ impl Supervisor {
                 let until = if self.polls() { Lsn(u64::from(self.config.poll.batch)) } else { *until };
                 self.sending.mode = Mode::Isolate { until };
             }
+            // its dead letter goes the same careful way
+            SinkError::Convicted { .. } => {}
             SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
             SinkError::Cleared { convicted: 0 } if self.was_too_large => self.shrink_batches(),
             _ => self.sending.mode = Mode::Normal,
@@ -411,45 +483,5 @@ impl Supervisor {
         let bytes = (self.sending.batch_bytes.unwrap_or(DEFAULT_BATCH_BYTES) / SHRINK_BY).max(1);
         tracing::warn!(bytes, "a topic takes smaller batches than others; from now on no batch is larger than this");
         self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes), ..self.sending };
-    }
-}
-
-fn slot_is_taken(error: &SessionError) -> bool {
-    match error {
-        SessionError::Source(SourceError::Server(error)) => error.code == "55006",
-        SessionError::Backfill(BackfillError::Busy(_)) => true,
-        SessionError::Prepare(error) => matches!(**error, InitError::Slot(BackfillError::Busy(_))),
-        _ => false,
-    }
-}
-
-fn part(error: &SessionError) -> Part {
-    match error {
-        SessionError::Sink(SinkError::Refused { .. }) => Part::Topic,
-        SessionError::Sink(_) | SessionError::Poll(PollError::Unacknowledged { .. }) => Part::Kafka,
-        _ => Part::Stream,
-    }
-}
-
-fn sink_reason(error: &SinkError) -> &'static str {
-    match error {
-        SinkError::Refused { .. } => "topic_refused",
-        SinkError::Suspect { .. } => "batch_refused",
-        SinkError::Poison { .. } => "poison",
-        SinkError::Cleared { .. } => "isolation_over",
-        SinkError::Producer { .. } => "producer_failed",
-        SinkError::Settings(_) => "settings",
-    }
-}
-
-fn reason(error: &SessionError) -> &'static str {
-    match error {
-        SessionError::Source(SourceError::SlotLost { .. } | SourceError::OtherSystem { .. }) => "slot_lost",
-        SessionError::Source(_) | SessionError::Prepare(_) | SessionError::Backfill(_) | SessionError::Poll(_) => {
-            "postgres"
-        }
-        SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
-        SessionError::Sink(_) => "kafka",
-        SessionError::Table { .. } => "table",
     }
 }

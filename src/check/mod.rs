@@ -6,6 +6,7 @@
 mod findings;
 mod kafka;
 mod poll;
+mod progress;
 mod retention;
 mod server;
 mod slot;
@@ -41,6 +42,7 @@ pub async fn run(config: &Config) -> Report {
         Err(error) => unreachable(&error, &mut findings),
     }
     kafka::check(&config.kafka, &topics::wanted(config, &event_types, &mut findings), &mut findings).await;
+    progress::check(config, &mut findings).await;
     Report::new(findings)
 }
 

@@ -298,8 +298,27 @@ pub struct KafkaConfig {
     pub replication_factor: i32,
     /// Where poison goes, a legal topic name; unset (the default): a poison event halts.
     pub dead_letter_topic: Option<String>,
+    /// What a consumer sees of a repetition. Default `at_least_once`.
+    pub delivery: Delivery,
+    /// `commit_interval_ms`: how often a Kafka transaction is committed under `exactly_once`, 20 to 10,000. Default 100.
+    pub commit_interval: Duration,
+    /// `transaction_timeout_ms`: after so long the brokers abort a transaction that walpost left open, 5,000 to 900,000.
+    /// Default 30,000.
+    pub transaction_timeout: Duration,
+    /// Where walpost keeps its position under `exactly_once`, a topic of this slot alone; also the producer's
+    /// `transactional.id`. Default `walpost.progress.<slot>`.
+    pub progress_topic: String,
     /// Further librdkafka properties, checked against the refused ones. Values may be secrets.
     pub properties: Vec<(String, Secret)>,
+}
+
+/// What a consumer sees of a repetition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// After a crash events may come twice.
+    AtLeastOnce,
+    /// Position and events are written in the same Kafka transaction: who reads committed records sees each event once.
+    ExactlyOnce,
 }
 
 /// `[limits]`

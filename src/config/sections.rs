@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    Backfill, ColumnsConfig, Config, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat, OnIllegalTopic,
-    OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig, RouteConfig, RouteRule,
-    Secret, ShutdownConfig, SourceKind,
+    Backfill, ColumnsConfig, Config, Delivery, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat,
+    OnIllegalTopic, OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig,
+    RouteConfig, RouteRule, Secret, ShutdownConfig, SourceKind,
     fault::Origin,
     reader::{Located, Section},
     refused,
@@ -24,7 +24,8 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     let postgres = within(root, "postgres", |section| postgres(section, pgpassword));
     let outboxes = outboxes(root);
     let route = within(root, "route", route);
-    let kafka = within(root, "kafka", kafka);
+    let stream = postgres.as_ref().map(|postgres| (postgres.slot.clone(), postgres.source));
+    let kafka = within(root, "kafka", |section| kafka(section, stream));
     let limits = within(root, "limits", |section| LimitsConfig {
         in_flight_events: size(section, "in_flight_events", 20_000, 1..=1_000_000),
         in_flight_bytes: size(section, "in_flight_bytes", 64 << 20, 64 << 10..=16 << 30),
@@ -247,7 +248,7 @@ fn check_template(section: &mut Section<'_>, text: &Located<String>) {
     }
 }
 
-fn kafka(section: &mut Section<'_>) -> KafkaConfig {
+fn kafka(section: &mut Section<'_>, stream: Option<(String, SourceKind)>) -> KafkaConfig {
     let brokers = text_or(section, "brokers", "localhost:9092");
     if brokers.value.split(',').any(|broker| broker.trim().is_empty()) {
         section.fault(&brokers.at, "brokers", "has an empty entry", "write host:port,host:port");
@@ -261,8 +262,35 @@ fn kafka(section: &mut Section<'_>) -> KafkaConfig {
     {
         section.fault(&topic.at, "dead_letter_topic", format!("is no legal topic name: {problem}"), "rename it");
     }
+    let (slot, source) = stream.unwrap_or_else(|| ("walpost".to_owned(), SourceKind::Wal));
+    let delivery = delivery(section, source);
+    let interval = section.integer("commit_interval_ms", 100, &(20..=10_000));
+    let timeout = section.integer("transaction_timeout_ms", 30_000, &(5_000..=900_000));
+    let progress = section.text("progress_topic");
+    if let Some(topic) = &progress
+        && let Err(problem) = legal(topic.value.as_bytes())
+    {
+        section.fault(&topic.at, "progress_topic", format!("is no legal topic name: {problem}"), "rename it");
+    }
+    let progress_at = progress.as_ref().map_or(&Origin::Unset, |topic| &topic.at);
+    let keys = [
+        ("commit_interval_ms", &interval.at),
+        ("transaction_timeout_ms", &timeout.at),
+        ("progress_topic", progress_at),
+    ];
+    for (key, at) in keys {
+        if delivery == Delivery::AtLeastOnce && *at != Origin::Unset {
+            let what = "has no effect without kafka.delivery = \"exactly_once\"";
+            section.fault(at, key, what, "set kafka.delivery, or leave it out");
+        }
+    }
     let properties = properties(section);
+    let millis = |located: &Located<i64>| Duration::from_millis(located.value.unsigned_abs());
     KafkaConfig {
+        delivery,
+        commit_interval: millis(&interval),
+        transaction_timeout: millis(&timeout),
+        progress_topic: progress.map_or_else(|| format!("walpost.progress.{slot}"), |topic| topic.value),
         brokers: brokers.value,
         create_topics,
         partitions,
@@ -270,6 +298,18 @@ fn kafka(section: &mut Section<'_>) -> KafkaConfig {
         dead_letter_topic: dead_letter_topic.map(|topic| topic.value),
         properties,
     }
+}
+
+fn delivery(section: &mut Section<'_>, source: SourceKind) -> Delivery {
+    let (once, key) = (Delivery::ExactlyOnce, "delivery");
+    let choices = [("at_least_once", Delivery::AtLeastOnce), ("exactly_once", once)];
+    let delivery = section.choice(key, &choices);
+    if delivery == once && source == SourceKind::Poll {
+        let what =
+            "cannot be exactly_once where the table is polled: its mark is in Postgres, not in the Kafka transaction";
+        section.fault(&Origin::Unset, key, what, "set postgres.source = \"wal\", or leave kafka.delivery out");
+    }
+    delivery
 }
 
 /// -1, or 1 to `most`.

@@ -10,6 +10,7 @@ use prometheus::{
 
 use super::{
     Progress,
+    once::Once,
     slot::{Observation, SlotState, WalStatus},
 };
 use crate::lsn::Lsn;
@@ -50,6 +51,8 @@ pub struct Metrics {
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
+    /// Of exactly-once delivery.
+    pub once: Once,
     /// `walpost_pruned_rows_total`
     pub pruned_rows: IntCounter,
     /// `walpost_outbox_rows`: absent until a retention pass has looked
@@ -122,6 +125,7 @@ impl Metrics {
                 "Kafka producers rebuilt after a fatal error, by reason.",
                 &["reason"],
             ),
+            once: Once::new(&registry),
             pruned_rows: counter("pruned_rows_total", "Delivered rows that retention deleted from the outbox tables."),
             outbox_rows: register(
                 &registry,
@@ -302,7 +306,8 @@ fn commit_to_ack() -> Histogram {
     Histogram::with_opts(options.buckets(COMMIT_TO_ACK_SECONDS.to_vec())).expect("the buckets grow")
 }
 
-fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
+/// Registers a metric once.
+pub(super) fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
     registry.register(Box::new(collector.clone())).expect("every metric is registered once");
     collector
 }

@@ -5,6 +5,7 @@ pub mod http;
 pub mod log;
 pub mod metrics;
 pub mod monitor;
+pub mod once;
 pub mod progress;
 pub mod service_manager;
 pub mod slot;

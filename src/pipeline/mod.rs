@@ -248,7 +248,8 @@ impl Session<'_> {
                 refreshed = now;
             }
             let full = self.full_since.is_some();
-            let deadline = self.feedback.deadline(now);
+            let deadline =
+                sink.deadline().map_or(self.feedback.deadline(now), |due| due.min(self.feedback.deadline(now)));
             if more {
                 // only what is owed to the server; the rest waits in the buffer already
                 if source.owes() {
@@ -433,7 +434,7 @@ impl Session<'_> {
             if let Some(update) = self.feedback.due(now, self.received, sink.durable()) {
                 source.send_status(update);
             }
-            let deadline = self.feedback.deadline(now).min(end);
+            let deadline = sink.deadline().unwrap_or(end).min(self.feedback.deadline(now)).min(end);
             tokio::select! {
                 biased;
                 Ok(()) = signals.wish.changed() => {}

@@ -14,10 +14,14 @@ use rdkafka::types::RDKafkaErrorCode;
 use super::{
     SinkError,
     produce::{SessionProducer, TopicHandle},
-    topics::{TopicState, TopicWatch},
+    producer::no_thread,
+    reports::Reports,
+    settings::admin_config,
+    topics::{Creator, TopicState, TopicWatch},
 };
 use crate::{
     ack::Ticket,
+    config::KafkaConfig,
     encode::{Dead, Record},
     observe::{Health, Metrics, Part},
 };
@@ -36,9 +40,9 @@ pub struct Account {
 }
 
 impl Account {
-    /// Counts a delivery.
-    pub fn count(&self, bytes: u64) {
-        self.events.inc();
+    /// Counts deliveries.
+    pub fn count(&self, events: u64, bytes: u64) {
+        self.events.inc_by(events);
         if let Some(counter) = &self.bytes {
             counter.inc_by(bytes);
         }
@@ -64,10 +68,20 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// None yet.
-    pub fn new(
-        producer: Arc<SessionProducer>,
-        watch: TopicWatch,
+    /// None yet; the brokers are asked from now on.
+    pub fn start(
+        config: &KafkaConfig,
+        (producer, reports): (&Arc<SessionProducer>, &Arc<Reports>),
+        (metrics, health): (&Arc<Metrics>, &Arc<Health>),
+    ) -> Result<Self, SinkError> {
+        let create = Creator::new(config, &admin_config(config));
+        let create = create.map_err(|error| SinkError::Settings(error.to_string()))?;
+        let watch = TopicWatch::start(Arc::clone(producer), Arc::clone(reports), Arc::clone(health), create);
+        Ok(Self::new((Arc::clone(producer), watch.map_err(no_thread)?), (Arc::clone(metrics), Arc::clone(health))))
+    }
+
+    fn new(
+        (producer, watch): (Arc<SessionProducer>, TopicWatch),
         (metrics, health): (Arc<Metrics>, Arc<Health>),
     ) -> Self {
         Self {

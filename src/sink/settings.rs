@@ -75,6 +75,38 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     settings
 }
 
+/// The same for a producer whose records come in transactions. `config.progress_topic` names it: a second producer of that name
+/// ends the transactions of the first.
+pub fn transactional_config(config: &KafkaConfig, sending: Sending, client_id: &str) -> ClientConfig {
+    let mut settings = client_config(config, sending, client_id);
+    let timeout = u64::try_from(config.transaction_timeout.as_millis()).unwrap_or(u64::MAX);
+    settings
+        .set("transactional.id", &config.progress_topic)
+        .set("transaction.timeout.ms", timeout.to_string())
+        // a record that comes too late for its transaction says so before the brokers do
+        .set("message.timeout.ms", (timeout * 4 / 5).to_string())
+        // whatever fails, all of the transaction does
+        .set("enable.gapless.guarantee", "false");
+    if !config.properties.iter().any(|(name, _)| name == "socket.timeout.ms") {
+        settings.set("socket.timeout.ms", (timeout * 4 / 5).min(30_000).to_string());
+    }
+    settings
+}
+
+/// A consumer of one topic that joins no group. `committed`: it reads what is committed, else also what is still open.
+pub fn reader_config(config: &KafkaConfig, committed: bool) -> ClientConfig {
+    let mut settings = admin_config(config);
+    settings
+        .set("group.id", "walpost")
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("auto.offset.reset", "earliest")
+        .set("enable.partition.eof", "true")
+        .set("fetch.wait.max.ms", "10")
+        .set("isolation.level", if committed { "read_committed" } else { "read_uncommitted" });
+    settings
+}
+
 /// An admin client, or a consumer, of the same cluster: whatever leads the producer to the brokers leads it there too.
 pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
     let mut settings = ClientConfig::new();

@@ -225,24 +225,35 @@ pub struct Creator {
     runtime: tokio::runtime::Runtime,
     partitions: i32,
     replication_factor: i32,
+    compacted: bool,
 }
 
 impl Creator {
     /// Makes an admin client of its own, where the configuration wants topics created.
     pub fn new(config: &KafkaConfig, client: &ClientConfig) -> Result<Option<Self>, KafkaError> {
-        if !config.create_topics {
-            return Ok(None);
-        }
+        let create = config.create_topics.then(|| Self::with(client, config.partitions, config.replication_factor));
+        create.transpose()
+    }
+
+    /// Of a topic that keeps the last record of each key, in one partition.
+    pub fn of_compacted(config: &KafkaConfig, client: &ClientConfig) -> Result<Self, KafkaError> {
+        Ok(Self { compacted: true, ..Self::with(client, 1, config.replication_factor)? })
+    }
+
+    fn with(client: &ClientConfig, partitions: i32, replication_factor: i32) -> Result<Self, KafkaError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
-        let (partitions, replication_factor) = (config.partitions, config.replication_factor);
-        Ok(Some(Self { client: client.create()?, runtime, partitions, replication_factor }))
+        Ok(Self { client: client.create()?, runtime, partitions, replication_factor, compacted: false })
     }
 
-    fn topic(&mut self, name: &str) -> Result<(), String> {
-        let topic = NewTopic::new(name, self.partitions, TopicReplication::Fixed(self.replication_factor));
+    /// Creates a topic; one that is there already is no error.
+    pub fn topic(&mut self, name: &str) -> Result<(), String> {
+        let mut topic = NewTopic::new(name, self.partitions, TopicReplication::Fixed(self.replication_factor));
+        if self.compacted {
+            topic = topic.set("cleanup.policy", "compact");
+        }
         let options = AdminOptions::new().operation_timeout(Some(ANSWER_LIMIT)).request_timeout(Some(ANSWER_LIMIT));
         let results = self.runtime.block_on(self.client.create_topics([&topic], &options));
         match results.map_err(|error| error.to_string())?.pop() {

@@ -34,6 +34,9 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(800);
 /// How long a sample is kept while the broker does not answer.
 const SAMPLE_LIMIT: Duration = Duration::from_secs(30);
 
+/// When nothing has come for so long, though the broker answers, all that there is was read.
+const QUIET: Duration = Duration::from_secs(3);
+
 type Place = (String, i32);
 
 /// What it found so far.
@@ -231,16 +234,29 @@ impl Reader {
                 None => {}
             }
         };
-        while ends.iter().any(|(place, end)| self.next.get(place).is_none_or(|next| next < end)) {
+        let mut last_read = Instant::now();
+        while !suspects.iter().all(|id| self.seen.contains_key(id)) && !self.has_reached(&ends) {
             if since.elapsed() > 2 * SAMPLE_LIMIT {
                 return None;
             }
-            self.read_one(Duration::from_millis(50));
+            if self.read_one(Duration::from_millis(50)) {
+                last_read = Instant::now();
+            } else if last_read.elapsed() > QUIET {
+                // behind the last record there may be the end of a transaction, which no reader is shown
+                if self.ends(&topics).is_some() {
+                    break;
+                }
+                last_read = Instant::now();
+            }
         }
         let held = |id: &String| {
             self.seen.get(id).is_some_and(|(place, offset)| ends.get(place).is_some_and(|end| offset < end))
         };
         Some(suspects.into_iter().filter(|id| !held(id)).collect())
+    }
+
+    fn has_reached(&self, ends: &HashMap<Place, i64>) -> bool {
+        ends.iter().all(|(place, end)| self.next.get(place).is_some_and(|next| next >= end))
     }
 
     /// The end of each partition, asked for in one go.

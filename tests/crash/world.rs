@@ -66,16 +66,22 @@ pub struct World {
     pub writers: Writers,
     pub watch: Watch,
     bug: Option<&'static str>,
+    /// Exactly-once delivery.
+    pub once: bool,
 }
 
 impl World {
     /// Starts servers, writers and a walpost. `giant`: one transaction of 200,000 rows is among what is written.
-    pub fn start(writers: usize, giant: bool) -> Self {
-        Self::with_bug(writers, giant, None)
+    pub fn start(writers: usize, giant: bool, once: bool) -> Self {
+        Self::with(writers, giant, once, None)
     }
 
     /// The same with a deliberate bug in walpost.
-    pub fn with_bug(writers: usize, giant: bool, bug: Option<&'static str>) -> Self {
+    pub fn with_bug(writers: usize, bug: Option<&'static str>) -> Self {
+        Self::with(writers, false, false, bug)
+    }
+
+    fn with(writers: usize, giant: bool, once: bool, bug: Option<&'static str>) -> Self {
         let settings = Settings::default().set("max_prepared_transactions", "50").set("wal_sender_timeout", "20s");
         let postgres = Postgres::start(crate::services::postgres::Version::NEWEST, &settings);
         let brokers = std::env::var("CRASH_BROKERS").ok().map_or(1, |text| text.parse().expect("CRASH_BROKERS"));
@@ -99,6 +105,7 @@ impl World {
             writers: ledgers,
             shared,
             bug,
+            once,
         };
         // the slot first: what is older than it is another matter
         world.with_walpost(|walpost| walpost.wait_for_log(HEALED_WITHIN, "streaming slot="));
@@ -118,6 +125,9 @@ impl World {
         let url = format!("postgres://postgres@127.0.0.1:{}/{}", self.postgres_link.port(), self.shared.name);
         let brokers = self.shared.kafka.proxied_brokers();
         let mut env = vec![("WALPOST_POSTGRES_URL", url.as_str()), ("WALPOST_KAFKA_BROKERS", &brokers)];
+        if self.once {
+            env.push(("WALPOST_KAFKA_DELIVERY", "exactly_once"));
+        }
         env.extend(self.bug.map(|bug| ("CRASH_BUG", bug)));
         env.extend(extra);
         with_environment(&database, &self.shared.kafka, &env, Walpost::start)
@@ -136,6 +146,12 @@ impl World {
             walpost.kill9();
         }
         *place = Some(self.spawn(extra));
+    }
+
+    /// Starts a walpost beside the one that runs, which is returned.
+    pub fn second_walpost(&self) -> Option<Walpost> {
+        let mut place = self.walpost.lock().expect("no panic while the lock is held");
+        place.replace(self.spawn(&[]))
     }
 
     /// Acts on the walpost that runs; starts one first if the last has ended. One that ended by itself is a failure.

@@ -17,6 +17,7 @@ mod delivery;
 mod demo;
 mod denied;
 mod deploy;
+mod exactly_once;
 mod failover;
 mod frost;
 mod generated;
