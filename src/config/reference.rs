@@ -51,7 +51,7 @@ impl Page {
     }
 
     fn begin(&mut self, header: &str) {
-        self.section = header.trim_matches(['[', ']']).to_owned();
+        header.trim_matches(['[', ']']).clone_into(&mut self.section);
         let said = self.said();
         let _ = write!(self.text, "\n## `{header}`\n{}", if said.is_empty() { said } else { format!("\n{said}\n") });
     }

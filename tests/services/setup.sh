@@ -62,7 +62,11 @@ find_lacks() {
         has mvn || lack maven Maven
         has xz || lack xz-utils xz
     fi
-    if [ "$purpose" = test ]; then find_lacks_of_clients; fi
+    if [ "$purpose" = test ]; then
+        find_lacks_of_clients
+        has dpkg || lack dpkg dpkg
+        [ "$(id -u)" = 0 ] || has fakeroot || lack fakeroot fakeroot
+    fi
     has cargo || has rustup || lack rustup "Rust $toolchain (https://rustup.rs)"
 }
 
