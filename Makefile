@@ -4,7 +4,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # the features for applications
 LIBRARIES := tokio-postgres,sqlx,diesel-async
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-page crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention fmt
+.PHONY: help demo test test-page test-deploy crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ test-page: ## Look at the status page in a headless Chromium; WALPOST_SCREENSHOT
 	@tests/services/setup.sh page
 	@tests/services/fetch.sh servers >/dev/null
 	cargo test --test integration page:: -- --include-ignored
+
+test-deploy: ## Render the Helm chart with helm, and let the types of the Kubernetes API read it (compiles helm once: minutes)
+	@tests/services/setup.sh test
+	cargo clippy --test deploy -- -D warnings
+	cargo test --test deploy
 
 crash: export CRASH_MINUTES ?= 10
 crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three, CRASH_DELIVERY=exactly_once

@@ -10,6 +10,7 @@ pub mod once;
 mod overview;
 mod page;
 pub mod progress;
+pub mod service_manager;
 pub mod slot;
 pub mod status;
 
@@ -17,6 +18,6 @@ pub use health::{Health, NOT_REACHED_YET, NOT_SEEN_YET, Part};
 pub use history::History;
 pub use metrics::Metrics;
 pub use monitor::Monitor;
-pub use progress::Progress;
+pub use progress::{Progress, Stage};
 pub use slot::{Observation, ServerState, SlotReading, SlotState, WalStatus};
 pub use status::{Status, View};
