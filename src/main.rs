@@ -53,7 +53,7 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         Command::Run => Ok(app::run(config)?.exit_code()),
         Command::Init(init) => commands::init(config, init.print),
         Command::Backfill(again) => commands::backfill(config, again),
-        Command::Check(report) => commands::check(config, report.format),
+        Command::Check(flags) => commands::check(config, flags),
         Command::Status(report) => commands::status(config, report.format),
         Command::Peek(peek) => commands::peek(config, peek.limit),
         Command::Drop(drop) => commands::drop(config, drop.yes),

@@ -17,6 +17,7 @@ mod delivery;
 mod demo;
 mod denied;
 mod deploy;
+mod doctor;
 mod failover;
 mod frost;
 mod halts;
