@@ -29,7 +29,8 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 test-page: ## Look at the status page in a headless Chromium; WALPOST_SCREENSHOTS=<folder> keeps pictures
 	@tests/services/setup.sh page
 	@tests/services/fetch.sh servers >/dev/null
-	cargo test --test integration page:: -- --include-ignored
+	cargo clippy --test page -- -D warnings
+	cargo test --test page
 
 test-deploy: ## Render the Helm chart with helm, and let the types of the Kubernetes API read it (compiles helm once: minutes)
 	@tests/services/setup.sh test

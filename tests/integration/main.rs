@@ -35,6 +35,7 @@ mod outbox;
 mod own_sink;
 mod packaging;
 mod page;
+mod past;
 mod peek;
 mod polling;
 mod records;
