@@ -48,7 +48,7 @@ def read_checksums():
 
 
 def main():
-    metadata = json.loads(cargo("metadata", "--format-version", "1", "--locked"))
+    metadata = json.loads(cargo("metadata", "--all-features", "--format-version", "1", "--locked"))
     packages = {package["id"]: package for package in metadata["packages"]}
     root = metadata["resolve"]["root"]
     found = linked(metadata)
