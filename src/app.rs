@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 use crate::{
+    admin::{self, Admin},
     check::{self, Severity},
     config::{Config, SourceKind},
     observe::{self, Health, Metrics, Monitor, Part, View, service_manager},
@@ -61,7 +62,8 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let stopping = wish.clone();
-    let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
+    let (tell_pause, pause) = watch::channel(false);
+    let signals = Signals { wish, server, pause, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::accepting(accepted, config.clone(), shared.clone(), signals)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -78,13 +80,23 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
         slot: config.postgres.slot.clone(),
         publication: config.postgres.publication.clone(),
         polls,
+        history: Arc::default(),
+        in_flight_limits: (config.limits.in_flight_events, config.limits.in_flight_bytes),
     };
     if service_manager::listens() {
         runtime.spawn(service_manager::keep_told(view.clone(), stopping, config.shutdown.drain_timeout));
     }
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
-        runtime.spawn(observe::http::serve(listener, view));
+        runtime.spawn(observe::history::record(view.clone()));
+        let admin = Admin {
+            token: config.http.admin_token.clone(),
+            pause: tell_pause,
+            wish: tell_wish.clone(),
+            health: Arc::clone(&shared.health),
+            progress: Arc::clone(&shared.progress),
+        };
+        runtime.spawn(observe::http::serve(listener, view, admin::router(Arc::new(admin))));
     }
     let mut prepared = supervisor.prepared.subscribe();
     let (tell_stop, stop) = watch::channel(false);

@@ -1,10 +1,10 @@
 //! The command line: commands, flags and their help. No behaviour.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::TableName;
+use crate::{config::TableName, lsn::Lsn};
 
 /// Streams a Postgres transactional outbox to Kafka from the write-ahead log.
 ///
@@ -93,8 +93,27 @@ pub enum Command {
     )]
     Status(Standing),
     /// Print the records that would be published next, as JSON lines, without moving the slot; works beside a running walpost
-    #[command(after_help = "Example:\n  walpost peek --limit 1\n  walpost peek | jq .headers")]
+    #[command(
+        after_help = "Example:\n  walpost peek --limit 1\n  walpost peek | jq .headers\n  walpost peek --explain --from-table \"event_type = 'order.paid'\""
+    )]
     Peek(Peek),
+    /// Send nothing until `resume`: asks the walpost that runs on this machine (`http.admin_token_file`); the slot retains WAL
+    #[command(after_help = "Example:\n  walpost pause && walpost status\n\n\
+                      What has begun is finished and confirmed. A restart of walpost ends the pause.")]
+    Pause,
+    /// Go on after `pause`
+    #[command(after_help = "Example:\n  walpost resume")]
+    Resume,
+    /// A planned hand-over without duplicates: another walpost confirms what it has begun and ends, then this one runs
+    #[command(after_help = "Example:\n  walpost takeover --from 10.0.0.5:9465 --config /etc/walpost.toml\n\n\
+                      Both need the same http.admin_token_file. Where Kafka does not acknowledge, nothing is changed.")]
+    Takeover(Takeover),
+    /// Publish rows once more that are still in the table, or move the slot forward past events; a slot cannot go back
+    #[command(
+        after_help = "Example:\n  walpost rewind --events-since '2026-05-01 12:00+00'        # says how many\n  \
+                      walpost rewind --events-since '2026-05-01 12:00+00' --yes\n  walpost rewind --to 0/16B3748          # says how many events would be skipped"
+    )]
+    Rewind(Rewind),
     /// Decommission: drop the replication slot, then the publication; tables and rows stay
     #[command(after_help = "Example:\n  walpost drop         # says what it would do\n  walpost drop --yes")]
     Drop(Drop),
@@ -215,6 +234,34 @@ pub struct Peek {
     /// How many records at most
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub limit: usize,
+    /// Rows that are in the table instead of those behind the slot: all, or those that fulfil an SQL condition
+    #[arg(long, value_name = "CONDITION", num_args = 0..=1, default_missing_value = "all")]
+    pub from_table: Option<String>,
+    /// Say which rule chose the topic, and what each part of the record weighs
+    #[arg(long)]
+    pub explain: bool,
+}
+
+/// Flags of `takeover`.
+#[derive(Debug, Args)]
+pub struct Takeover {
+    /// The listener of the walpost that is to end (its http.listen)
+    #[arg(long, value_name = "IP:PORT")]
+    pub from: SocketAddr,
+}
+
+/// Flags of `rewind`.
+#[derive(Debug, Args)]
+pub struct Rewind {
+    /// Move the slot forward to here; events before are never published
+    #[arg(long, value_name = "LSN", conflicts_with = "events_since", required_unless_present = "events_since")]
+    pub to: Option<Lsn>,
+    /// Publish rows once more whose timestamp column is not older: anything that Postgres takes for a time
+    #[arg(long, value_name = "TIME")]
+    pub events_since: Option<String>,
+    /// Do it
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Flags of `drop`.

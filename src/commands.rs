@@ -1,14 +1,16 @@
 //! The short commands: each does its work once, prints, and says how it went by its exit code.
 
-use std::{error::Error, fmt::Display, io::Write as _};
+use std::{error::Error, fmt::Display, io::Write as _, net::SocketAddr};
 
 use crate::{
-    backfill_command, check,
-    cli::{Again, Command, DeadLettersAction, Demo, Format, Generated, Standing},
+    admin_command, app, backfill_command, check,
+    cli::{Again, Command, DeadLettersAction, Demo, Format, Generated, Peek, Rewind, Standing},
     config::{Config, SourceKind},
     dead_letters_command, demo, drop_command, generate_command,
     init::{self, Step},
-    peek_command, prune_command, status_command,
+    peek_command, prune_command, rewind_command,
+    sink::exactly_once::Accepted,
+    status_command,
     supervisor::Ended,
 };
 
@@ -19,9 +21,10 @@ pub type CommandError = Box<dyn Error>;
 pub fn refuse_without_slot(command: &Command, config: &Config) -> Result<(), CommandError> {
     let instead = match command {
         Command::Peek(_) => "what would be published next is in the table: the rows whose delivered_at is NULL",
+        Command::Takeover(_) => "several instances poll beside each other; start the new one and stop the old one",
         Command::Drop(_) => "to decommission, stop walpost, then drop the columns and indexes of sql/poll.sql",
         Command::Prune(_) => "`walpost run` deletes by delivered_at where retention.keep is set",
-        Command::Backfill(_) => "to publish rows once more, set their delivered_at to NULL",
+        Command::Backfill(_) | Command::Rewind(_) => "to publish rows once more, set their delivered_at to NULL",
         _ => return Ok(()),
     };
     match config.postgres.source {
@@ -77,11 +80,28 @@ pub fn status(config: &Config, asked: &Standing) -> Result<u8, CommandError> {
 }
 
 /// `walpost peek`
-pub fn peek(config: &Config, limit: usize) -> Result<u8, CommandError> {
-    for record in block_on(peek_command::run(config, limit))?? {
+pub fn peek(config: &Config, wanted: &Peek) -> Result<u8, CommandError> {
+    for record in block_on(peek_command::run(config, wanted))?? {
         print(&serde_json::to_string(&record)?);
     }
     Ok(0)
+}
+
+/// `walpost pause` and `walpost resume`
+pub fn tell(config: &Config, action: &str) -> Result<u8, CommandError> {
+    print(&block_on(admin_command::tell(config, action))??);
+    Ok(0)
+}
+
+/// `walpost takeover`
+pub fn takeover(config: &Config, from: SocketAddr) -> Result<u8, CommandError> {
+    block_on(admin_command::hand_over(config, from))??;
+    Ok(app::run(config, Accepted::default())?.exit_code())
+}
+
+/// `walpost rewind`; as [`drop`], without `--yes` it only says what it would do.
+pub fn rewind(config: &Config, wanted: &Rewind) -> Result<u8, CommandError> {
+    Ok(block_on(rewind_command::run(config, wanted, |line| print(&line)))??)
 }
 
 /// `walpost drop`; without `sure` it only says what it would do, and the exit code is that of a misuse.

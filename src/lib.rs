@@ -41,6 +41,10 @@ pub mod ack;
 pub mod pipeline;
 
 #[cfg(feature = "relay")]
+pub mod admin;
+#[cfg(feature = "relay")]
+pub mod admin_command;
+#[cfg(feature = "relay")]
 pub mod app;
 #[cfg(feature = "relay")]
 mod applications;
@@ -84,6 +88,8 @@ pub mod prune_command;
 pub mod publication;
 #[cfg(feature = "relay")]
 pub mod retention;
+#[cfg(feature = "relay")]
+pub mod rewind_command;
 #[cfg(feature = "relay")]
 pub mod sql;
 #[cfg(feature = "relay")]

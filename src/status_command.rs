@@ -105,10 +105,9 @@ pub async fn probe(config: &Config, probe: Probe) -> Result<ProbeAnswer, StatusE
         Probe::Ready => "/readyz",
         Probe::Standby => "/readyz?standby=ok",
     };
-    let answered = match timeout(TIMEOUT, get(address, path)).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return Ok(ProbeAnswer { yes: false, text: format!("no answer at {address}: {error}") }),
-        Err(_) => return Ok(ProbeAnswer { yes: false, text: format!("no answer at {address} in time") }),
+    let answered = match get(address, path).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok(ProbeAnswer { yes: false, text: format!("no answer at {address}: {error}") }),
     };
     let (yes, body) = parts(&answered).unwrap_or((false, "the answer is not walpost's"));
     Ok(ProbeAnswer { yes, text: body.to_owned() })
@@ -129,7 +128,7 @@ async fn of_tables(client: &Client, config: &Config, asked: Option<SocketAddr>) 
 }
 
 /// Where to ask: a listener on all addresses is asked on the loopback one.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -139,8 +138,8 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// `None` when nobody answers there, or somebody else does.
-async fn ask(address: SocketAddr) -> Option<Status> {
-    let answer = timeout(TIMEOUT, get(address, "/status")).await.ok()?;
+pub(crate) async fn ask(address: SocketAddr) -> Option<Status> {
+    let answer = get(address, "/status").await;
     let answer = answer.inspect_err(|error| tracing::debug!(%address, %error, "no walpost answers")).ok()?;
     let (yes, body) = parts(&answer)?;
     yes.then(|| serde_json::from_str(body).ok())?
@@ -152,13 +151,20 @@ fn parts(answer: &str) -> Option<(bool, &str)> {
     head.starts_with("HTTP/1.").then(|| (head.split(' ').nth(1) == Some("200"), body))
 }
 
-/// The listener closes the connection behind its answer.
 async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
-    Ok(answer)
+    exchange(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")).await
+}
+
+/// One question, and the answer with its head; the listener closes the connection behind it.
+pub(crate) async fn exchange(address: SocketAddr, request: &str) -> std::io::Result<String> {
+    let whole = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
+        Ok(answer)
+    };
+    timeout(TIMEOUT, whole).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 #[cfg(test)]
@@ -194,7 +200,7 @@ mod tests {
         let (view, _sender) = crate::observe::status::tests::view();
         let listener = crate::observe::http::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(crate::observe::http::serve(listener, view.clone()));
+        tokio::spawn(crate::observe::http::serve(listener, view.clone(), axum::Router::new()));
         assert_eq!(ask(address).await, Some(view.status()));
     }
 }

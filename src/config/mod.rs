@@ -17,7 +17,7 @@ use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path,
 pub use self::fault::{Fault, Faults, Origin};
 pub use self::reference::reference;
 use self::{reader::Reader, value::Entries};
-pub use crate::table_name::TableName;
+pub use crate::{admin::AdminToken, table_name::TableName};
 
 /// The file that is read when none is named and it exists.
 pub const DEFAULT_FILE: &str = "walpost.toml";
@@ -366,10 +366,13 @@ pub struct ShutdownConfig {
 }
 
 /// `[http]`
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct HttpConfig {
     /// Listen address, IP and port. Default `127.0.0.1:9465`; `None` when set to the empty string: no listener.
     pub listen: Option<SocketAddr>,
+    /// `admin_token_file`, or `admin_token`: what lets an operator pause, resume and stop by HTTP, at least 16 characters. The
+    /// file is read for each request. Default `None`: nobody can.
+    pub admin_token: Option<AdminToken>,
 }
 
 /// `[log]`

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Backfill, ColumnsConfig, Config, Delivery, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat,
+    AdminToken, Backfill, ColumnsConfig, Config, Delivery, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat,
     OnIllegalTopic, OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig,
     RouteConfig, RouteRule, Secret, ShutdownConfig, SourceKind,
     fault::Origin,
@@ -12,6 +12,7 @@ use super::{
     value::{Entries, Node, Value},
 };
 use crate::{
+    admin::SHORTEST_TOKEN,
     backfill::MARKER_SUFFIX,
     conninfo::{ConnInfo, ConnInfoError},
     observe::log,
@@ -418,7 +419,29 @@ fn http(section: &mut Section<'_>) -> HttpConfig {
         let remedy = "for example 127.0.0.1:9465, 0.0.0.0:9465 or [::]:9465; empty means no listener";
         section.fault(&text.at, "listen", "must be an IP address and a port", remedy);
     }
-    HttpConfig { listen: listen.and_then(Result::ok) }
+    HttpConfig { listen: listen.and_then(Result::ok), admin_token: admin_token(section) }
+}
+
+fn admin_token(section: &mut Section<'_>) -> Option<AdminToken> {
+    let file = section.text("admin_token_file");
+    let token = section.text("admin_token");
+    if let (Some(_), Some(token)) = (&file, &token) {
+        section.fault(&token.at, "admin_token", "is set beside admin_token_file", "leave one of them out");
+    }
+    if let Some(file) = file {
+        let token = AdminToken::File(file.value.into());
+        if let Err(error) = token.read() {
+            let remedy = format!("name a readable file that holds at least {SHORTEST_TOKEN} characters");
+            section.fault(&file.at, "admin_token_file", format!("cannot be used: {error}"), remedy);
+        }
+        return Some(token);
+    }
+    let token = token?;
+    if token.value.len() < SHORTEST_TOKEN {
+        let what = format!("must have at least {SHORTEST_TOKEN} characters");
+        section.fault(&token.at, "admin_token", what, "for example: openssl rand -hex 32");
+    }
+    Some(AdminToken::Text(Secret::new(token.value)))
 }
 
 fn log_section(section: &mut Section<'_>) -> LogConfig {

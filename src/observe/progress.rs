@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -34,6 +34,7 @@ pub struct Progress {
     in_flight_bytes: AtomicU64,
     oldest_commit_us: AtomicI64,
     clock_ahead_us: AtomicI64,
+    paused: AtomicBool,
     stage: AtomicU8,
     beat: Mutex<Option<Instant>>,
     turn: Mutex<Option<Instant>>,
@@ -92,6 +93,16 @@ impl Progress {
     /// Whether a replication stream is open.
     pub fn streaming(&self) -> bool {
         self.stage() == Stage::Streaming
+    }
+
+    /// Notes whether an operator has paused it.
+    pub fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
+    }
+
+    /// Whether an operator has paused it.
+    pub fn paused(&self) -> bool {
+        self.paused.load(Relaxed)
     }
 
     /// The furthest WAL position received, `0/0` before the first.

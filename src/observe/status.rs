@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{Health, Metrics, NOT_SEEN_YET, Observation, Progress, Stage, WalStatus, metrics};
+use super::{Health, History, Metrics, NOT_SEEN_YET, Observation, Part, Progress, Stage, WalStatus, metrics};
 use crate::{clock, lsn::Lsn};
 
 /// The loop comes round after four seconds of silence at the latest; this leaves room for a busy machine.
@@ -28,6 +28,10 @@ pub struct View {
     pub publication: String,
     /// The tables are polled: there is neither slot nor publication.
     pub polls: bool,
+    /// The last half hour.
+    pub history: Arc<History>,
+    /// Bounds on what is in flight: events, bytes.
+    pub in_flight_limits: (usize, usize),
 }
 
 impl View {
@@ -48,6 +52,11 @@ impl View {
         troubles
     }
 
+    /// Bytes of WAL that are not confirmed.
+    pub fn lag_bytes(&self) -> Option<u64> {
+        metrics::lag_bytes(&self.progress, &self.observation.borrow())
+    }
+
     /// Whether nothing keeps it from taking over but that another walpost holds the slot.
     pub fn stands_by(&self) -> bool {
         let only_waits = |trouble: &Trouble| trouble.part == "stream" || trouble.reason == NOT_SEEN_YET;
@@ -63,6 +72,11 @@ impl View {
     /// The metrics, in Prometheus' text format.
     pub fn metrics(&self) -> String {
         let seen = self.observation.borrow().clone();
+        let troubles = self.troubles();
+        for part in Part::ALL.map(|part| part.to_string()) {
+            let complained = troubles.iter().any(|trouble| trouble.part == part);
+            self.metrics.trouble.with_label_values(&[&part]).set(i64::from(complained));
+        }
         self.metrics.render(&self.progress, &seen, clock::unix_us())
     }
 
@@ -74,6 +88,7 @@ impl View {
         Status {
             ready: troubles.is_empty(),
             streaming: self.progress.streaming(),
+            paused: self.progress.paused(),
             received_lsn: known(self.progress.received_lsn()),
             confirmed_lsn: known(metrics::confirmed_lsn(&self.progress, &seen)),
             lag_bytes: metrics::lag_bytes(&self.progress, &seen),
@@ -104,6 +119,9 @@ pub struct Status {
     pub ready: bool,
     /// A replication stream is open.
     pub streaming: bool,
+    /// An operator has paused it.
+    #[serde(default)]
+    pub paused: bool,
     /// Furthest position received; null when no walpost answered.
     pub received_lsn: Option<String>,
     /// Position confirmed to the server.
@@ -152,6 +170,7 @@ impl Status {
             publication: publication.to_owned(),
             ready: false,
             streaming: reading.is_some_and(|slot| slot.active),
+            paused: false,
             received_lsn: None,
             confirmed_lsn: known(confirmed),
             current_wal_lsn: known(seen.current_wal),
@@ -250,7 +269,7 @@ fn bytes(size: u64) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{super::Part, *};
+    use super::*;
 
     pub(crate) fn view() -> (View, watch::Sender<Observation>) {
         let (sender, observation) = watch::channel(Observation::default());
@@ -262,6 +281,8 @@ pub(crate) mod tests {
             slot: "walpost".to_owned(),
             publication: "walpost".to_owned(),
             polls: false,
+            history: Arc::default(),
+            in_flight_limits: (20_000, 1 << 26),
         };
         (view, sender)
     }

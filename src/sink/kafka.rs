@@ -134,7 +134,7 @@ impl KafkaSink {
         let reports = Arc::new(Reports::default());
         let alone = sending.mode != Mode::Normal;
         let stop = Arc::new(AtomicBool::new(false));
-        let producer = producer::start(&settings, alone, (&reports, &health), &stop)?;
+        let producer = producer::start(&settings, alone, (&reports, &health, &metrics), &stop)?;
         let topics = Topics::start(config, (&producer, &reports), (&metrics, &health))?;
         let events = if alone { limits.in_flight_events.min(ISOLATED_EVENTS) } else { limits.in_flight_events };
         let dead_letters = |topic: &String| DeadLetters { topic: topic.clone(), waiting: VecDeque::new() };

@@ -16,6 +16,7 @@ mod produce;
 mod producer;
 mod reports;
 mod settings;
+mod statistics;
 mod topics;
 
 use std::future::Future;

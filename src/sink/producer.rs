@@ -14,8 +14,9 @@ use super::{
     SinkError,
     produce::SessionProducer,
     reports::{Context, Reports},
+    statistics::Statistics,
 };
-use crate::observe::Health;
+use crate::observe::{Health, Metrics};
 
 /// How long one poll waits. Before the end of each the crate spins for up to a millisecond, so not for short.
 const POLL: Duration = Duration::from_secs(1);
@@ -25,10 +26,11 @@ const POLL: Duration = Duration::from_secs(1);
 pub fn start(
     settings: &ClientConfig,
     alone: bool,
-    (reports, health): (&Arc<Reports>, &Arc<Health>),
+    (reports, health, metrics): (&Arc<Reports>, &Arc<Health>, &Arc<Metrics>),
     stop: &Arc<AtomicBool>,
 ) -> Result<Arc<SessionProducer>, SinkError> {
-    let context = Context { reports: Arc::clone(reports), health: Arc::clone(health), cause: Mutex::default(), alone };
+    let (statistics, cause) = (Statistics::new(Arc::clone(metrics)), Mutex::default());
+    let context = Context { reports: Arc::clone(reports), health: Arc::clone(health), cause, alone, statistics };
     let producer: SessionProducer =
         settings.create_with_context(context).map_err(|error| SinkError::Settings(error.to_string()))?;
     let producer = Arc::new(producer);

@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use super::{
     dead_letter::Returned,
     kafka_error::{self, Verdict},
+    statistics::Statistics,
 };
 use crate::{
     ack::Ticket,
@@ -118,12 +119,18 @@ pub struct Context {
     pub cause: Mutex<Option<(String, Instant)>>,
     /// Each record is sent alone: give back the one that is refused.
     pub alone: bool,
+    /// Where the producer's statistics go.
+    pub statistics: Statistics,
 }
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         // state changes are told by health; this is detail, and in an outage a lot of it
         tracing::debug!(target: "walpost::librdkafka", ?level, facility, message);
+    }
+
+    fn stats_raw(&self, json: &[u8]) {
+        self.statistics.take(json);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -196,7 +203,8 @@ mod tests {
     use super::*;
 
     fn context() -> Context {
-        Context { reports: Arc::default(), health: Arc::default(), cause: Mutex::default(), alone: false }
+        let statistics = Statistics::new(Arc::default());
+        Context { reports: Arc::default(), health: Arc::default(), cause: Mutex::default(), alone: false, statistics }
     }
 
     #[test]

@@ -17,6 +17,9 @@ const CONNECTION: &[(&str, &str)] = &[
     ("enable.metrics.push", "false"),
 ];
 
+/// How often the producer tells its statistics.
+const STATISTICS_MS: &str = "5000";
+
 /// The properties of producers and topics among those that an operator may set (`P` in librdkafka's CONFIGURATION.md).
 const PRODUCING: &[&str] = &[
     "batch.num.messages",
@@ -35,6 +38,7 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     let mut settings = ClientConfig::new();
     let defaults = [
         ("client.id", client_id),
+        ("statistics.interval.ms", STATISTICS_MS),
         ("linger.ms", "1"),
         ("compression.type", "lz4"),
         // what counts is what the broker counts, after compression; but no request is larger than a broker takes by default

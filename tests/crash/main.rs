@@ -60,5 +60,7 @@ fn run(length: Duration, seed: u64, once: bool) {
     }
     let tally = Tally::of(&world);
     println!("{faults}\n{tally}");
+    // the control: kills that repeat nothing would prove nothing of the other kind of delivery
+    assert!(once || tally.duplicates() > 0, "nothing came twice: were there any kills?");
     assert!(tally.is_clean(), "seed {seed}: see the table above; CRASH_SEED={seed} replays the faults");
 }

@@ -2,6 +2,7 @@
 # Fetches the servers the tests run against, and the drivers of the clients in tests/clients, and prints where they are, one
 # "<name> <folder>" a line:
 #   postgres-14 … postgres-18 (folder with bin/, lib/, share/) and kafka (folder with the jars);
+#   prometheus (folder with prometheus and promtool: those of the machine, else of Debian's package);
 #   psycopg (a PYTHONPATH), jdbc (folder with the jar), pgx (modules/ and build/: GOMODCACHE and GOCACHE) and node-pg
 #   (node_modules/).
 # Fetches only what is missing; a second run prints at once. Two runs at a time wait for each other.
@@ -87,6 +88,15 @@ fetch_kafka() {
     rm -rf "$2/target"
 }
 
+# Unpacked and not installed: the package would start a server.
+fetch_prometheus() {
+    need apt-get 'of Debian and Ubuntu; elsewhere install Prometheus with promtool'
+    need dpkg-deb dpkg
+    (cd "$2" && quietly apt-get download prometheus && dpkg-deb -x prometheus_*.deb unpacked)
+    mv "$2"/unpacked/usr/bin/prom* "$2"
+    rm -r "$2"/unpacked "$2"/*.deb
+}
+
 fetch_jdbc() {
     maven copy@jdbc "$2" "-Djdbc.version=$1"
     rm -rf "$2/target"
@@ -158,6 +168,13 @@ only=${1:-}
 for version in $postgres_versions; do
     if wanted "postgres-${version%%.*}" servers; then provide "postgres-${version%%.*}" postgres "$version"; fi
 done
+if wanted prometheus servers; then
+    if command -v prometheus >/dev/null && command -v promtool >/dev/null; then
+        echo "prometheus $(dirname "$(command -v promtool)")"
+    else
+        provide prometheus prometheus debian
+    fi
+fi
 if wanted kafka servers; then provide kafka kafka "$kafka_version"; fi
 if wanted jdbc drivers; then provide jdbc jdbc "$jdbc_version"; fi
 if wanted psycopg drivers; then

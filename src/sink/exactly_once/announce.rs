@@ -34,7 +34,8 @@ fn write(config: &Config, here: &Whereabouts, replace: bool, stop: &Arc<AtomicBo
     let (kafka, slot) = (&config.kafka, &config.postgres.slot);
     let sending = Sending { mode: Mode::Normal, batch_bytes: None, lets_go: false };
     let settings = transactional_config(kafka, sending, &format!("walpost-{slot}"));
-    let producer = producer::start(&settings, false, (&Arc::new(Reports::default()), &Arc::default()), stop)?;
+    let producer =
+        producer::start(&settings, false, (&Arc::new(Reports::default()), &Arc::default(), &Arc::default()), stop)?;
     let mut writer = Writer::new(kafka, slot, Arc::clone(&producer), Arc::default())?;
     let stored = writer.recover(true)?;
     let known = stored.as_ref().map(Option::as_ref).map_err(String::as_str);

@@ -153,7 +153,7 @@ impl ExactlyOnceSink {
         let settings = transactional_config(kafka, sending, client_id);
         let (reports, given_up, stop) = (Arc::new(Reports::default()), Arc::default(), Arc::default());
         let alone = sending.mode != Mode::Normal;
-        let producer = producer::start(&settings, alone, (&reports, &health), &stop)?;
+        let producer = producer::start(&settings, alone, (&reports, &health, &metrics), &stop)?;
         let slot = config.postgres.slot.clone();
         let writer = Writer::new(kafka, &slot, Arc::clone(&producer), Arc::clone(&given_up))?;
         let worker = Worker::start(writer, Arc::clone(&reports), stop).map_err(no_thread)?;
