@@ -1,6 +1,6 @@
 //! The command line: commands, flags and their help. No behaviour.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -85,8 +85,10 @@ pub enum Command {
     )]
     Backfill(Again),
     /// Find out whether `run` would work, and what to mend; exit code 0 when it would
-    #[command(after_help = "Example:\n  walpost check --format json")]
-    Check(Report),
+    #[command(
+        after_help = "Example:\n  walpost check --format json\n  walpost check --consumer billing --inbox-keep 30d"
+    )]
+    Check(Check),
     /// Show slot, positions, lag and the last error; where the table is polled, lag and the last error
     #[command(
         after_help = "Example:\n  walpost status --format json\n  walpost status --probe live   # for health checks: exit code 0 or 1"
@@ -327,6 +329,20 @@ pub struct Again {
     /// Rows a second that are published at most, 0 for no limit (key `limits.backfill_rate`)
     #[arg(long, value_name = "ROWS")]
     pub rate: Option<String>,
+}
+
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// How it is printed.
+    #[command(flatten)]
+    pub report: Report,
+    /// Also whether the inbox remembers what this consumer group has dealt with for as long as its topics keep records
+    #[arg(long, value_name = "GROUP")]
+    pub consumer: Option<String>,
+    /// How long that group's marks are kept (`inbox_prune`); without, the oldest mark is what is known
+    #[arg(long, value_name = "DURATION", requires = "consumer", value_parser = humantime::parse_duration)]
+    pub inbox_keep: Option<Duration>,
 }
 
 /// Flags of what prints a report.

@@ -3,8 +3,9 @@
 use std::{error::Error, fmt::Display, io::Write as _, net::SocketAddr};
 
 use crate::{
-    admin_command, app, backfill_command, check,
-    cli::{Again, Command, DeadLettersAction, Demo, Format, Generated, Peek, Rewind, Standing},
+    admin_command, app, backfill_command,
+    check::{self, Consumer},
+    cli::{Again, Check, Command, DeadLettersAction, Demo, Format, Generated, Peek, Rewind, Standing},
     config::{Config, SourceKind},
     dead_letters_command, demo, drop_command, generate_command,
     init::{self, Step},
@@ -55,9 +56,10 @@ pub fn backfill(config: &Config, again: &Again) -> Result<u8, CommandError> {
 }
 
 /// `walpost check`
-pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
-    let report = block_on(check::run(config))?;
-    match format {
+pub fn check(config: &Config, flags: &Check) -> Result<u8, CommandError> {
+    let consumer = flags.consumer.clone().map(|group| Consumer { group, inbox_keep: flags.inbox_keep });
+    let report = block_on(check::run(config, consumer.as_ref()))?;
+    match flags.report.format {
         Format::Text => print(&report),
         Format::Json => print(&serde_json::to_string_pretty(&report)?),
     }

@@ -60,7 +60,7 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         }
         Command::Init(init) => commands::init(config, init.print),
         Command::Backfill(again) => commands::backfill(config, again),
-        Command::Check(report) => commands::check(config, report.format),
+        Command::Check(flags) => commands::check(config, flags),
         Command::Status(standing) => commands::status(config, standing),
         Command::Peek(peek) => commands::peek(config, peek),
         Command::Pause => commands::tell(config, "pause"),

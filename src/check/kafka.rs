@@ -20,7 +20,7 @@ use super::Findings;
 use crate::{config::KafkaConfig, sink::admin_config};
 
 /// How long the brokers may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// A batch of the producer is at most this large (librdkafka's `batch.size`), before compression.
 const BATCH_BYTES: u64 = 1_000_000;
 
@@ -148,7 +148,7 @@ pub(super) async fn describe(
     admin.describe_configs(&specifiers, &options).await.map_err(|error| error.to_string())
 }
 
-fn unknown(error: &str, findings: &mut Findings) {
+pub(super) fn unknown(error: &str, findings: &mut Findings) {
     findings.warn(
         "topic_limits_unknown",
         format!("the topics' settings cannot be read: {error}"),

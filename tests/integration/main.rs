@@ -17,6 +17,7 @@ mod delivery;
 mod demo;
 mod denied;
 mod deploy;
+mod doctor;
 mod exactly_once;
 mod failover;
 mod frost;
