@@ -49,7 +49,9 @@ def read_checksums():
 
 
 def main():
-    metadata = json.loads(cargo("metadata", "--all-features", "--format-version", "1", "--locked"))
+    # what other platforms need is not fetched for this
+    platform = ["--filter-platform", sys.argv[sys.argv.index("--target") + 1]] if "--target" in sys.argv else []
+    metadata = json.loads(cargo("metadata", "--all-features", "--format-version", "1", "--locked", *platform))
     packages = {package["id"]: package for package in metadata["packages"]}
     root = metadata["resolve"]["root"]
     found = linked(metadata)
