@@ -234,12 +234,11 @@ impl Supervisor {
     /// One session: a producer, a connection, a stream or the rows before it.
     async fn session(&mut self) -> Result<Over, SessionError> {
         // first the producer: it connects while Postgres is asked
-        let mut sink = match self.spare.take() {
-            Some(sink) => sink,
-            None => {
-                self.password = self.config.kafka.password_in_file();
-                self.make_sink()?
-            }
+        let mut sink = if let Some(sink) = self.spare.take() {
+            sink
+        } else {
+            self.password = self.config.kafka.password_in_file();
+            self.make_sink()?
         };
         let mut wish = self.signals.wish.clone();
         let connected = tokio::select! {
