@@ -3,9 +3,9 @@
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
-import tomllib
 import urllib.parse
 
 
@@ -41,14 +41,17 @@ def component(package, checksums):
 
 
 def read_checksums():
-    """From Cargo.lock."""
-    with open("Cargo.lock", "rb") as file:
-        packages = tomllib.load(file)["package"]
+    """From Cargo.lock, without tomllib, which Python has only since 3.11."""
+    with open("Cargo.lock", encoding="utf-8") as file:
+        tables = file.read().split("[[package]]")[1:]
+    packages = [dict(re.findall(r'^(name|version|checksum) = "(.*)"$', table, re.MULTILINE)) for table in tables]
     return {(one["name"], one["version"]): one.get("checksum") for one in packages}
 
 
 def main():
-    metadata = json.loads(cargo("metadata", "--format-version", "1", "--locked"))
+    # what other platforms need is not fetched for this
+    platform = ["--filter-platform", sys.argv[sys.argv.index("--target") + 1]] if "--target" in sys.argv else []
+    metadata = json.loads(cargo("metadata", "--all-features", "--format-version", "1", "--locked", *platform))
     packages = {package["id"]: package for package in metadata["packages"]}
     root = metadata["resolve"]["root"]
     found = linked(metadata)

@@ -3,6 +3,7 @@
 //! A session is a producer, a connection and a stream. What one has learned that the next must know (a topic that refuses, a
 //! batch to take apart, what the brokers have beyond the slot) is kept here.
 
+mod password;
 mod reasons;
 mod session_sink;
 
@@ -13,7 +14,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     backfill::{Fill, Filled},
     backoff::Backoff,
-    config::{Config, Delivery, SourceKind},
+    config::{Config, Delivery, Secret, SourceKind},
     error::{Verdict, chain, judge},
     fault,
     lsn::Lsn,
@@ -125,6 +126,8 @@ pub struct Supervisor {
     refused: Option<String>,
     /// The same for exactly-once delivery.
     learned: Learned,
+    /// What the present producer proves itself with, where that stands in a file.
+    password: Option<Secret>,
     /// The cluster that this process streams from.
     system: Option<String>,
     /// Rows to publish before the stream, or instead of one.
@@ -160,6 +163,7 @@ impl Supervisor {
             sending: Sending { mode: Mode::Normal, batch_bytes: None, lets_go },
             was_too_large: false,
             delivered: Delivered::default(),
+            password: None,
             spare: None,
             refused: None,
             learned: Learned { accepted, ..Learned::default() },
@@ -230,9 +234,11 @@ impl Supervisor {
     /// One session: a producer, a connection, a stream or the rows before it.
     async fn session(&mut self) -> Result<Over, SessionError> {
         // first the producer: it connects while Postgres is asked
-        let mut sink = match self.spare.take() {
-            Some(sink) => sink,
-            None => self.make_sink()?,
+        let mut sink = if let Some(sink) = self.spare.take() {
+            sink
+        } else {
+            self.password = self.config.kafka.password_in_file();
+            self.make_sink()?
         };
         let mut wish = self.signals.wish.clone();
         let connected = tokio::select! {
@@ -273,17 +279,20 @@ impl Supervisor {
         tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
         let stages = (&mut self.stages, confirmed);
+        let changed = password::changes(self.password.as_ref(), &self.config.kafka, &self.shared.health);
         let outcome = match sink {
             SessionSink::AtLeastOnce(sink) => {
                 sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
-                let outcome = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale).await;
+                let outcome =
+                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
                 self.refused = sink.refused().map(str::to_owned);
                 self.delivered = sink.leave_delivered();
                 outcome
             }
             SessionSink::ExactlyOnce(sink) => {
                 sink.prepare(here, std::mem::take(&mut self.learned));
-                let outcome = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale).await;
+                let outcome =
+                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
                 self.learned = sink.leave();
                 outcome
             }
@@ -483,5 +492,19 @@ impl Supervisor {
         let bytes = (self.sending.batch_bytes.unwrap_or(DEFAULT_BATCH_BYTES) / SHRINK_BY).max(1);
         tracing::warn!(bytes, "a topic takes smaller batches than others; from now on no batch is larger than this");
         self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes), ..self.sending };
+    }
+}
+
+/// A session that ends early when the producer's password is no longer the right one. What was acknowledged and is not
+/// confirmed is remembered, as after every session.
+async fn unless(
+    changed: impl Future<Output = SessionError>,
+    session: impl Future<Output = Result<(), SessionError>>,
+) -> Result<(), SessionError> {
+    tokio::select! {
+        // the session first: how it ended says more
+        biased;
+        outcome = session => outcome,
+        changed = changed => Err(changed),
     }
 }

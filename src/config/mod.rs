@@ -12,7 +12,14 @@ mod sections;
 mod tests;
 mod value;
 
-use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 pub use self::fault::{Fault, Faults, Origin};
 pub use self::reference::reference;
@@ -310,6 +317,29 @@ pub struct KafkaConfig {
     pub progress_topic: String,
     /// Further librdkafka properties, checked against the refused ones. Values may be secrets.
     pub properties: Vec<(String, Secret)>,
+    /// Where `sasl.password` stands; read anew for each client. Then `properties` has that of the start.
+    pub sasl_password_file: Option<PathBuf>,
+}
+
+/// librdkafka's name of the password.
+pub(crate) const SASL_PASSWORD: &str = "sasl.password";
+
+impl KafkaConfig {
+    /// The password that its file holds now; `None` where there is no file, or it cannot be read.
+    pub fn password_in_file(&self) -> Option<Secret> {
+        let text = std::fs::read_to_string(self.sasl_password_file.as_ref()?).ok()?;
+        Some(Secret::new(text.trim_end_matches(['\n', '\r'])))
+    }
+
+    /// The properties, with the password that its file holds now.
+    pub fn present_properties(&self) -> Vec<(String, Secret)> {
+        let mut properties = self.properties.clone();
+        if let Some(password) = self.password_in_file() {
+            properties.retain(|(name, _)| name != SASL_PASSWORD);
+            properties.push((SASL_PASSWORD.to_owned(), password));
+        }
+        properties
+    }
 }
 
 /// What a consumer sees of a repetition.

@@ -1,11 +1,11 @@
 //! Every key: its section, type, default and bounds.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use super::{
     AdminToken, Backfill, ColumnsConfig, Config, Delivery, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat,
     OnIllegalTopic, OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig,
-    RouteConfig, RouteRule, Secret, ShutdownConfig, SourceKind,
+    RouteConfig, RouteRule, SASL_PASSWORD, Secret, ShutdownConfig, SourceKind,
     fault::Origin,
     reader::{Located, Section},
     refused,
@@ -285,7 +285,8 @@ fn kafka(section: &mut Section<'_>, stream: Option<(String, SourceKind)>) -> Kaf
             section.fault(at, key, what, "set kafka.delivery, or leave it out");
         }
     }
-    let properties = properties(section);
+    let (password, sasl_password_file) = password_file(section).unzip();
+    let properties = properties(section, password);
     let millis = |located: &Located<i64>| Duration::from_millis(located.value.unsigned_abs());
     KafkaConfig {
         delivery,
@@ -298,6 +299,20 @@ fn kafka(section: &mut Section<'_>, stream: Option<(String, SourceKind)>) -> Kaf
         replication_factor,
         dead_letter_topic: dead_letter_topic.map(|topic| topic.value),
         properties,
+        sasl_password_file,
+    }
+}
+
+/// The password, and the file that holds it.
+fn password_file(section: &mut Section<'_>) -> Option<(Secret, PathBuf)> {
+    let key = "sasl_password_file";
+    let file = section.text(key)?;
+    match std::fs::read_to_string(&file.value) {
+        Ok(text) => Some((Secret::new(text.trim_end_matches(['\n', '\r'])), file.value.into())),
+        Err(error) => {
+            section.fault(&file.at, key, format!("cannot be read: {error}"), "name a readable file");
+            None
+        }
     }
 }
 
@@ -322,9 +337,10 @@ fn broker_default_or(section: &mut Section<'_>, key: &str, most: i32) -> i32 {
     i32::try_from(number.value).unwrap_or(-1)
 }
 
-fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
+fn properties(section: &mut Section<'_>, password: Option<Secret>) -> Vec<(String, Secret)> {
     let key = "properties";
-    let mut properties: Vec<(String, Secret)> = Vec::new();
+    let password = password.map(|password| (SASL_PASSWORD.to_owned(), password));
+    let mut properties: Vec<(String, Secret)> = password.into_iter().collect();
     let mut secured = None;
     for (name, Node { value, at }) in flatten(section.dotted_map(key)) {
         let value = match value {
@@ -337,6 +353,9 @@ fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
             }
         };
         match refused::check(&name, &value) {
+            Ok(()) if name == SASL_PASSWORD && !properties.is_empty() && properties[0].0 == name => {
+                section.fault(&at, key, "sasl.password is set beside sasl_password_file", "leave one of them out");
+            }
             Ok(()) if properties.iter().any(|(taken, _)| taken == refused::canonical(&name)) => {
                 let what = format!("{name} is set under two names: {} is the same", refused::canonical(&name));
                 section.fault(&at, key, what, "leave one of them out");

@@ -51,7 +51,7 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     for (key, value) in CONNECTION.iter().copied().chain(defaults) {
         settings.set(key, value);
     }
-    for (key, value) in &config.properties {
+    for (key, value) in config.present_properties() {
         settings.set(key, value.expose());
     }
     let guards = [
@@ -119,7 +119,7 @@ pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
     }
     // log_level is none that an operator may set
     settings.set("bootstrap.servers", &config.brokers).set("log_level", "0");
-    for (key, value) in config.properties.iter().filter(|(key, _)| !PRODUCING.contains(&key.as_str())) {
+    for (key, value) in config.present_properties().iter().filter(|(key, _)| !PRODUCING.contains(&key.as_str())) {
         settings.set(key, value.expose());
     }
     settings

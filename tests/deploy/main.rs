@@ -71,7 +71,11 @@ fn what_is_missing_or_misspelt_is_said() {
 
 #[test]
 fn the_pods_are_harmless_and_walpost_takes_their_settings() {
-    let manifests = rendered(&["postgres.passwordSecret.name=pg", "kafka.propertiesSecret=kafka"]);
+    let manifests = rendered(&[
+        "postgres.passwordSecret.name=pg",
+        "kafka.propertiesSecret=kafka",
+        "kafka.passwordSecret.name=kafka-password",
+    ]);
     let deployment = one(&manifests, "Deployment").expect("a Deployment");
     let pod = &deployment["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
@@ -89,7 +93,7 @@ fn the_pods_are_harmless_and_walpost_takes_their_settings() {
             // that of a Secret
             None if name.contains("_SASL_") => "some",
             None => continue,
-            Some(_) if name == "WALPOST_POSTGRES_PASSWORD_FILE" => "/dev/null",
+            Some(_) if name.ends_with("_PASSWORD_FILE") => "/dev/null",
             Some(value) => value,
         };
         variables.push((name.into(), value.into()));
