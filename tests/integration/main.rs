@@ -36,6 +36,7 @@ mod polling;
 mod records;
 mod renames;
 mod retention;
+mod runbook;
 mod secured;
 mod servers;
 mod stream;
