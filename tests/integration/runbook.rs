@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
+use clap::Parser;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use walpost::cli::Cli;
 
 use crate::{
     outbox::{Outbox, PATIENCE, at_both_ends, deliveries},
@@ -155,4 +157,55 @@ fn new_partitions_are_used_at_once_by_a_walpost_that_was_stopped_for_them() {
     };
     assert_eq!((records.len(), used(b"\"before\"")), (80, 1));
     assert!(used(b"\"after\"") > 3, "{} partitions are used", used(b"\"after\""));
+}
+
+const RUNBOOK: &str = include_str!("../../docs/runbook.md");
+
+/// What stands in the runbook in backticks, in blocks and in lines, without what an operator has to fill in.
+fn to_type() -> Vec<String> {
+    let block = |block: &str| {
+        let text = block.split_once('\n').map_or("", |(_, text)| text).to_owned();
+        if block.starts_with("sql") { vec![text] } else { text.lines().map(str::to_owned).collect() }
+    };
+    let (mut typed, mut rest) = (Vec::new(), String::new());
+    for (number, part) in RUNBOOK.split("```").enumerate() {
+        if number % 2 == 1 { typed.extend(block(part)) } else { rest.push_str(part) }
+    }
+    typed.extend(rest.split('`').skip(1).step_by(2).map(str::to_owned));
+    typed.retain(|text| !text.contains(['<', '…']));
+    typed
+}
+
+#[test]
+fn what_the_runbook_has_in_sql_is_understood_by_every_server() {
+    let statements: Vec<_> = to_type().into_iter().filter(|text| text.starts_with("SELECT ")).collect();
+    // it is not told to end the walsenders of other tests, nor to name what only later versions know
+    let harmless = |text: &&String| !text.contains("pg_terminate_backend") && !text.contains("pg_drop_");
+    assert!(statements.iter().filter(harmless).count() >= 5, "{statements:?}");
+    at_both_ends(|version| {
+        let outbox = Outbox::shared(version);
+        for statement in statements.iter().filter(harmless) {
+            if version == Version::NEWEST || !statement.contains("synced") {
+                outbox.execute(statement);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_the_runbook_has_of_walpost_is_understood_by_it() {
+    let mut known = 0;
+    for line in to_type().iter().filter(|line| line.starts_with("walpost ")) {
+        let line = line.split(" #").next().unwrap_or_default().trim();
+        // alternating: outside and inside of quotes
+        let words = line.split('"').enumerate().flat_map(|(number, part)| {
+            if number % 2 == 1 { vec![part.to_owned()] } else { part.split_whitespace().map(str::to_owned).collect() }
+        });
+        let words: Vec<_> = words.collect();
+        if let Err(error) = Cli::try_parse_from(&words) {
+            panic!("{line}: {error}");
+        }
+        known += 1;
+    }
+    assert!(known >= 10, "{known}");
 }
