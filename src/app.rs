@@ -11,7 +11,7 @@ use crate::{
     admin::{self, Admin},
     check::{self, Severity},
     config::{Config, SourceKind},
-    observe::{self, Health, Metrics, Monitor, Part, View},
+    observe::{self, Health, Metrics, Monitor, Part, View, service_manager},
     pipeline::{Signals, Wish},
     retention::upkeep::Upkeep,
     sink::exactly_once::Accepted,
@@ -61,6 +61,7 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     }
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
+    let stopping = wish.clone();
     let (tell_pause, pause) = watch::channel(false);
     let signals = Signals { wish, server, pause, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::accepting(accepted, config.clone(), shared.clone(), signals)?;
@@ -82,6 +83,9 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
         history: Arc::default(),
         in_flight_limits: (config.limits.in_flight_events, config.limits.in_flight_bytes),
     };
+    if service_manager::listens() {
+        runtime.spawn(service_manager::keep_told(view.clone(), stopping, config.shutdown.drain_timeout));
+    }
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
         runtime.spawn(observe::history::record(view.clone()));
@@ -125,6 +129,7 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;
+    service_manager::tell_the_end(ended, shared.health.last_error());
     tracing::info!(exit_code = ended.exit_code(), lsn = %shared.progress.confirmed_lsn(), "stopped");
     Ok(ended)
 }

@@ -1,6 +1,6 @@
 //! The command line: commands, flags and their help. No behaviour.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -85,11 +85,15 @@ pub enum Command {
     )]
     Backfill(Again),
     /// Find out whether `run` would work, and what to mend; exit code 0 when it would
-    #[command(after_help = "Example:\n  walpost check --format json")]
-    Check(Report),
+    #[command(
+        after_help = "Example:\n  walpost check --format json\n  walpost check --consumer billing --inbox-keep 30d"
+    )]
+    Check(Check),
     /// Show slot, positions, lag and the last error; where the table is polled, lag and the last error
-    #[command(after_help = "Example:\n  walpost status --format json")]
-    Status(Report),
+    #[command(
+        after_help = "Example:\n  walpost status --format json\n  walpost status --probe live   # for health checks: exit code 0 or 1"
+    )]
+    Status(Standing),
     /// Print the records that would be published next, as JSON lines, without moving the slot; works beside a running walpost
     #[command(
         after_help = "Example:\n  walpost peek --limit 1\n  walpost peek | jq .headers\n  walpost peek --explain --from-table \"event_type = 'order.paid'\""
@@ -128,16 +132,71 @@ pub enum Command {
         after_help = "Example:\n  walpost demo\n  walpost demo --chapter 1\n  walpost demo --json\n  walpost demo --brokers localhost:9092"
     )]
     Demo(Demo),
+    /// Write man pages, completions or the configuration reference: for those who make packages
+    #[command(
+        hide = true,
+        after_help = "Example:\n  walpost generate man /usr/share/man/man1\n  walpost generate completions .\n  walpost generate configuration > docs/configuration.md"
+    )]
+    Generate(Generate),
+}
+
+/// Flags of `generate`.
+#[derive(Debug, Args)]
+pub struct Generate {
+    /// What is written.
+    #[command(subcommand)]
+    pub what: Generated,
+}
+
+/// What can be written out of walpost itself.
+#[derive(Debug, Subcommand)]
+pub enum Generated {
+    /// A man page for each command
+    Man(Folder),
+    /// Completions for bash, zsh and fish
+    Completions(Folder),
+    /// The page of all settings, to standard output
+    Configuration,
+}
+
+/// Where files are written.
+#[derive(Debug, Args)]
+pub struct Folder {
+    /// A folder; made where it is missing
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
+/// Flags of `status`.
+#[derive(Debug, Args)]
+pub struct Standing {
+    /// How it is shown.
+    #[command(flatten)]
+    pub report: Report,
+    /// Ask the walpost that runs here one thing: exit code 0 for yes, 1 for no or no answer
+    #[arg(long, value_enum, conflicts_with = "format")]
+    pub probe: Option<Probe>,
+}
+
+/// What a health check asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Probe {
+    /// Does it live (`/livez`)?
+    Live,
+    /// Does it stream, and is nothing wrong (`/readyz`)?
+    Ready,
+    /// Is it ready, or does it wait for the slot that another one holds (`/readyz?standby=ok`)?
+    Standby,
 }
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Under kafka.delivery = "exactly_once", once: publish from the slot's position on although the progress topic does not say
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although the progress topic does not say
     /// what was published from it, so that events may come twice
     #[arg(long)]
     pub accept_duplicates: bool,
-    /// Under kafka.delivery = "exactly_once", once: publish from the slot's position on although, by the progress topic, events
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although, by the progress topic, events
     /// before it may be missing
     #[arg(long)]
     pub accept_gap: bool,
@@ -272,6 +331,20 @@ pub struct Again {
     pub rate: Option<String>,
 }
 
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// How it is printed.
+    #[command(flatten)]
+    pub report: Report,
+    /// Also whether the inbox remembers what this consumer group has dealt with for as long as its topics keep records
+    #[arg(long, value_name = "GROUP")]
+    pub consumer: Option<String>,
+    /// How long that group's marks are kept (`inbox_prune`); without, the oldest mark is what is known
+    #[arg(long, value_name = "DURATION", requires = "consumer", value_parser = humantime::parse_duration)]
+    pub inbox_keep: Option<Duration>,
+}
+
 /// Flags of what prints a report.
 #[derive(Debug, Args)]
 pub struct Report {
@@ -358,7 +431,20 @@ mod tests {
 
     #[test]
     fn the_help_of_each_command_shows_an_example() {
-        for name in ["", "run", "init", "backfill", "check", "status", "peek", "prune", "drop", "demo"] {
+        for name in [
+            "",
+            "run",
+            "init",
+            "backfill",
+            "check",
+            "status",
+            "peek",
+            "prune",
+            "drop",
+            "dead-letters",
+            "demo",
+            "generate",
+        ] {
             let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
             let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
             assert!(help.contains("Example:\n"), "{name}: {help}");

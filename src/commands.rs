@@ -3,10 +3,11 @@
 use std::{error::Error, fmt::Display, io::Write as _, net::SocketAddr};
 
 use crate::{
-    admin_command, app, backfill_command, check,
-    cli::{Again, Command, DeadLettersAction, Demo, Format, Peek, Rewind},
+    admin_command, app, backfill_command,
+    check::{self, Consumer},
+    cli::{Again, Check, Command, DeadLettersAction, Demo, Format, Generated, Peek, Rewind, Standing},
     config::{Config, SourceKind},
-    dead_letters_command, demo, drop_command,
+    dead_letters_command, demo, drop_command, generate_command,
     init::{self, Step},
     peek_command, prune_command, rewind_command,
     sink::exactly_once::Accepted,
@@ -21,11 +22,10 @@ pub type CommandError = Box<dyn Error>;
 pub fn refuse_without_slot(command: &Command, config: &Config) -> Result<(), CommandError> {
     let instead = match command {
         Command::Peek(_) => "what would be published next is in the table: the rows whose delivered_at is NULL",
-        Command::Rewind(_) => "to publish rows once more, set their delivered_at to NULL",
         Command::Takeover(_) => "several instances poll beside each other; start the new one and stop the old one",
         Command::Drop(_) => "to decommission, stop walpost, then drop the columns and indexes of sql/poll.sql",
         Command::Prune(_) => "`walpost run` deletes by delivered_at where retention.keep is set",
-        Command::Backfill(_) => "to publish rows once more, set their delivered_at to NULL",
+        Command::Backfill(_) | Command::Rewind(_) => "to publish rows once more, set their delivered_at to NULL",
         _ => return Ok(()),
     };
     match config.postgres.source {
@@ -56,9 +56,10 @@ pub fn backfill(config: &Config, again: &Again) -> Result<u8, CommandError> {
 }
 
 /// `walpost check`
-pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
-    let report = block_on(check::run(config))?;
-    match format {
+pub fn check(config: &Config, flags: &Check) -> Result<u8, CommandError> {
+    let consumer = flags.consumer.clone().map(|group| Consumer { group, inbox_keep: flags.inbox_keep });
+    let report = block_on(check::run(config, consumer.as_ref()))?;
+    match flags.report.format {
         Format::Text => print(&report),
         Format::Json => print(&serde_json::to_string_pretty(&report)?),
     }
@@ -66,9 +67,14 @@ pub fn check(config: &Config, format: Format) -> Result<u8, CommandError> {
 }
 
 /// `walpost status`
-pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
+pub fn status(config: &Config, asked: &Standing) -> Result<u8, CommandError> {
+    if let Some(probe) = asked.probe {
+        let answer = block_on(status_command::probe(config, probe))??;
+        print(&answer.text);
+        return Ok(u8::from(!answer.yes));
+    }
     let status = block_on(status_command::run(config))??;
-    match format {
+    match asked.report.format {
         Format::Text => print(&status),
         Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
@@ -134,6 +140,16 @@ pub fn dead_letters(config: &Config, action: &DeadLettersAction) -> Result<u8, C
             let sent = dead_letters_command::requeue(config, &chosen.ids)?;
             print(&format!("sent again: {sent}; the letters stay in the dead-letter topic"));
         }
+    }
+    Ok(0)
+}
+
+/// `walpost generate`
+pub fn generate(what: &Generated) -> Result<u8, CommandError> {
+    match what {
+        Generated::Man(to) => generate_command::man(&to.folder)?,
+        Generated::Completions(to) => generate_command::completions(&to.folder)?,
+        Generated::Configuration => print(&crate::config::reference()),
     }
     Ok(0)
 }

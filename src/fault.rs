@@ -12,6 +12,8 @@ pub enum Bug {
     KeepalivePlusOne,
     /// A record that is delivered takes the watermark over those before it.
     UnorderedWatermark,
+    /// With the first event in flight the loop stops turning, while its thread goes on.
+    StandingLoop,
 }
 
 /// Ends the process with SIGKILL, if `CRASH_KILL=<name>:<n>` names this point and this is the n-th time; `CRASH_STOP` stops it
@@ -55,6 +57,7 @@ pub fn bug(bug: Bug) -> bool {
     static PLAN: LazyLock<Option<Bug>> = LazyLock::new(|| match std::env::var("CRASH_BUG").ok()?.as_str() {
         "confirm_on_receipt" => Some(Bug::ConfirmOnReceipt),
         "keepalive_plus_one" => Some(Bug::KeepalivePlusOne),
+        "standing_loop" => Some(Bug::StandingLoop),
         "unordered_watermark" => Some(Bug::UnorderedWatermark),
         _ => None,
     });

@@ -73,6 +73,8 @@ pub mod error;
 #[cfg(feature = "relay")]
 pub mod fault;
 #[cfg(feature = "relay")]
+pub mod generate_command;
+#[cfg(feature = "relay")]
 pub mod init;
 #[cfg(feature = "relay")]
 pub mod observe;

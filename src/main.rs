@@ -25,6 +25,9 @@ fn main() -> ExitCode {
         // it brings along all that it needs, so no configuration is read
         return exit(commands::demo(demo, cli.settings.brokers.as_deref()));
     }
+    if let Command::Generate(generate) = &cli.command {
+        return exit(commands::generate(&generate.what));
+    }
     let (flags, file) = (cli.overrides(), cli.settings.config.as_deref());
     let loaded = match &cli.command {
         Command::Init(init) if init.print => config::load_without_database(file, &flags),
@@ -59,8 +62,8 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         }
         Command::Init(init) => commands::init(config, init.print),
         Command::Backfill(again) => commands::backfill(config, again),
-        Command::Check(report) => commands::check(config, report.format),
-        Command::Status(report) => commands::status(config, report.format),
+        Command::Check(flags) => commands::check(config, flags),
+        Command::Status(standing) => commands::status(config, standing),
         Command::Peek(peek) => commands::peek(config, peek),
         Command::Pause => commands::tell(config, "pause"),
         Command::Resume => commands::tell(config, "resume"),
@@ -69,6 +72,6 @@ fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandErr
         Command::Drop(drop) => commands::drop(config, drop.yes),
         Command::Prune(prune) => commands::prune(config, prune.dry_run),
         Command::DeadLetters(letters) => commands::dead_letters(config, &letters.action),
-        Command::Demo(_) => unreachable!("it has been shown before the configuration was read"),
+        Command::Demo(_) | Command::Generate(_) => unreachable!("they are done before the configuration is read"),
     }
 }

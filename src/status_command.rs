@@ -14,6 +14,7 @@ use tokio::{
 use tokio_postgres::Client;
 
 use crate::{
+    cli::Probe,
     config::{Config, SourceKind},
     observe::{
         slot::{self, SlotState},
@@ -39,6 +40,11 @@ pub enum StatusError {
         /// Why Postgres does not answer.
         source: SqlError,
     },
+    /// There is nobody to ask.
+    #[error(
+        "http.listen is empty, so a walpost that runs here cannot be asked; give it an address, for example 127.0.0.1:9465"
+    )]
+    NoListener,
     /// The look at the tables failed.
     #[error("look at the outbox tables")]
     Tables(#[source] tokio_postgres::Error),
@@ -82,6 +88,31 @@ pub async fn run(config: &Config) -> Result<Status, StatusError> {
     Ok(status)
 }
 
+/// What a walpost that was asked says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ProbeAnswer {
+    /// Yes.
+    pub yes: bool,
+    /// Its own words, or why there are none.
+    pub text: String,
+}
+
+/// Asks the walpost that runs with this configuration on this machine one thing.
+pub async fn probe(config: &Config, probe: Probe) -> Result<ProbeAnswer, StatusError> {
+    let address = reachable(config.http.listen.ok_or(StatusError::NoListener)?);
+    let path = match probe {
+        Probe::Live => "/livez",
+        Probe::Ready => "/readyz",
+        Probe::Standby => "/readyz?standby=ok",
+    };
+    let answered = match get(address, path).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok(ProbeAnswer { yes: false, text: format!("no answer at {address}: {error}") }),
+    };
+    let (yes, body) = parts(&answered).unwrap_or((false, "the answer is not walpost's"));
+    Ok(ProbeAnswer { yes, text: body.to_owned() })
+}
+
 /// What the tables tell: how long the first undelivered event waits.
 async fn of_tables(client: &Client, config: &Config, asked: Option<SocketAddr>) -> Result<Status, StatusError> {
     let postgres = &config.postgres;
@@ -108,13 +139,20 @@ pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
 
 /// `None` when nobody answers there, or somebody else does.
 pub(crate) async fn ask(address: SocketAddr) -> Option<Status> {
-    let answer = exchange(address, &format!("GET /status HTTP/1.0\r\nHost: {address}\r\n\r\n")).await;
+    let answer = get(address, "/status").await;
     let answer = answer.inspect_err(|error| tracing::debug!(%address, %error, "no walpost answers")).ok()?;
+    let (yes, body) = parts(&answer)?;
+    yes.then(|| serde_json::from_str(body).ok())?
+}
+
+/// Whether the answer is 200, and its body; `None` where it is no HTTP.
+fn parts(answer: &str) -> Option<(bool, &str)> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
-    if !head.starts_with("HTTP/1.") || head.split(' ').nth(1) != Some("200") {
-        return None;
-    }
-    serde_json::from_str(body).ok()
+    head.starts_with("HTTP/1.").then(|| (head.split(' ').nth(1) == Some("200"), body))
+}
+
+async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    exchange(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")).await
 }
 
 /// One question, and the answer with its head; the listener closes the connection behind it.

@@ -18,7 +18,7 @@ use crate::{
     error::{Verdict, chain, judge},
     fault,
     lsn::Lsn,
-    observe::{Health, Metrics, Part, Progress},
+    observe::{Health, Metrics, Part, Progress, Stage},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
     poll::{self, Retry, Witnesses},
     prepare::{Prepared, prepare},
@@ -193,7 +193,9 @@ impl Supervisor {
         loop {
             let began = Instant::now();
             let outcome = self.session().await;
-            self.shared.progress.set_streaming(false);
+            if self.shared.progress.stage() != Stage::Standby {
+                self.shared.progress.set_stage(Stage::Connecting);
+            }
             let error = match outcome {
                 Ok(Over::AsAsked) => return Ended::Stopped,
                 Ok(Over::Filled) if only_fill => return Ended::Filled,
@@ -307,6 +309,7 @@ impl Supervisor {
     async fn backfill(&mut self, sink: &mut KafkaSink) -> Result<Over, SessionError> {
         let Some(fill) = &mut self.fill else { return Ok(Over::Filled) };
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        self.shared.progress.set_stage(Stage::Backfilling);
         self.shared.health.hold(Part::Stream, "rows older than the slot are published first");
         sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
         let filled = fill.publish((sink, &mut self.stages), &mut self.signals, telltale).await;
@@ -435,7 +438,9 @@ impl Supervisor {
         }
         let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));
         let mut wait = backoff.next_wait();
-        if slot_is_taken(error) {
+        let taken = slot_is_taken(error);
+        self.shared.progress.set_stage(if taken { Stage::Standby } else { Stage::Connecting });
+        if taken {
             wait = wait.min(STANDBY_WAIT);
         }
         if !hint.is_empty() {

@@ -20,7 +20,7 @@ use super::Findings;
 use crate::{config::KafkaConfig, sink::admin_config};
 
 /// How long the brokers may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// A batch of the producer is at most this large (librdkafka's `batch.size`), before compression.
 const BATCH_BYTES: u64 = 1_000_000;
 
@@ -112,7 +112,7 @@ impl ProducerContext for Complaint {
 }
 
 /// All topics at once: a question about one topic could create it. Blocks.
-fn metadata(config: &KafkaConfig) -> Result<Metadata, String> {
+pub(super) fn metadata(config: &KafkaConfig) -> Result<Metadata, String> {
     let complaint = Complaint::default();
     let mut settings = admin_config(config);
     settings.set("allow.auto.create.topics", "false");
@@ -137,7 +137,8 @@ async fn limits(config: &KafkaConfig, topics: &[&str], brokers: usize, findings:
     }
 }
 
-async fn describe(
+/// The settings of topics, in their order.
+pub(super) async fn describe(
     config: &KafkaConfig,
     topics: &[&str],
 ) -> Result<Vec<Result<ConfigResource, rdkafka::types::RDKafkaErrorCode>>, String> {
@@ -147,7 +148,7 @@ async fn describe(
     admin.describe_configs(&specifiers, &options).await.map_err(|error| error.to_string())
 }
 
-fn unknown(error: &str, findings: &mut Findings) {
+pub(super) fn unknown(error: &str, findings: &mut Findings) {
     findings.warn(
         "topic_limits_unknown",
         format!("the topics' settings cannot be read: {error}"),

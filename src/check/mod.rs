@@ -3,9 +3,11 @@
 //! Each finding says what is the case, why that matters, and what mends it. Errors mean that `run` would not deliver every
 //! event; warnings, that it will until something else happens.
 
+mod consumer;
 mod findings;
 mod kafka;
 mod poll;
+mod progress;
 mod retention;
 mod server;
 mod slot;
@@ -14,6 +16,7 @@ mod topics;
 
 use tokio_postgres::Client;
 
+pub use consumer::Consumer;
 pub use findings::{Finding, Findings, Report, Severity};
 
 use crate::{
@@ -25,22 +28,28 @@ use crate::{
     sql::{self, SqlError},
 };
 
-/// Looks at everything: Postgres, then Kafka.
-pub async fn run(config: &Config) -> Report {
+/// Looks at everything: Postgres, then Kafka, then the inbox of a consumer.
+pub async fn run(config: &Config, consumer: Option<&Consumer>) -> Report {
     let mut findings = Findings::default();
     let mut event_types = Vec::new();
-    match sql::connect(&config.postgres.conninfo).await {
+    let client = sql::connect(&config.postgres.conninfo).await;
+    match &client {
         Ok(client) => {
             findings.ok("postgres_reachable", format!("Postgres answers at {}", config.postgres.conninfo.redacted()));
             if config.postgres.source == SourceKind::Wal {
                 replication_link(config, &mut findings).await;
             }
-            findings.extend(postgres(&client, config).await);
-            event_types = topics::event_types(&client, config).await;
+            findings.extend(postgres(client, config).await);
+            event_types = topics::event_types(client, config).await;
         }
-        Err(error) => unreachable(&error, &mut findings),
+        Err(error) => unreachable(error, &mut findings),
     }
-    kafka::check(&config.kafka, &topics::wanted(config, &event_types, &mut findings), &mut findings).await;
+    let topics = topics::wanted(config, &event_types, &mut findings);
+    kafka::check(&config.kafka, &topics, &mut findings).await;
+    if let Some(consumer) = consumer {
+        consumer::check(client.as_ref().ok(), config, consumer, (&topics, &mut findings)).await;
+    }
+    progress::check(config, &mut findings).await;
     Report::new(findings)
 }
 

@@ -5,6 +5,7 @@
 mod fault;
 mod nearest;
 mod reader;
+mod reference;
 mod refused;
 mod sections;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod value;
 use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path, time::Duration};
 
 pub use self::fault::{Fault, Faults, Origin};
+pub use self::reference::reference;
 use self::{reader::Reader, value::Entries};
 pub use crate::{admin::AdminToken, table_name::TableName};
 

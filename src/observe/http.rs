@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{RawQuery, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::IntoResponse,
     routing::get,
@@ -25,7 +25,7 @@ use super::{metrics, overview::Overview, page, status::View};
 const MAX_CONNECTIONS: usize = 64;
 /// How long a connection may take, from its first byte to its last.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// A pipeline thread that shows no life for so long hangs; it beats every second, whatever it waits for.
+/// A pipeline that shows no life for so long hangs; its thread beats every second, its loop turns every few.
 const HANGS_AFTER: Duration = Duration::from_mins(1);
 /// What is said where there is nothing.
 const ELSEWHERE: &str = "there are /, /metrics, /livez, /readyz, /status and /status/history\n";
@@ -98,13 +98,17 @@ fn router(view: View) -> Router {
 }
 
 async fn livez(State(view): State<View>) -> impl IntoResponse {
-    if view.progress.silent_for(HANGS_AFTER) {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline's thread hangs; restart walpost\n");
+    if view.hangs(HANGS_AFTER) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline hangs; restart walpost\n");
     }
     (StatusCode::OK, "alive\n")
 }
 
-async fn readyz(State(view): State<View>) -> impl IntoResponse {
+/// `?standby=ok` is for who asks whether a replica is of use: one that waits for the slot is.
+async fn readyz(State(view): State<View>, RawQuery(query): RawQuery) -> impl IntoResponse {
+    if query.as_deref() == Some("standby=ok") && view.stands_by() {
+        return (StatusCode::OK, "standing by for the slot\n".to_owned());
+    }
     let troubles = view.troubles();
     if troubles.is_empty() {
         return (StatusCode::OK, "ready\n".to_owned());
@@ -130,7 +134,10 @@ fn json<T: serde::Serialize>(value: &T) -> impl IntoResponse + use<T> {
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    use super::{super::status::tests::view, *};
+    use super::{
+        super::{Stage, status::tests::view},
+        *,
+    };
 
     async fn started(timeout: Duration) -> (SocketAddr, View) {
         let (view, _) = view();
@@ -157,8 +164,12 @@ mod tests {
         view.progress.beat();
         assert!(view.progress.silent_for(Duration::ZERO) && !view.progress.silent_for(HANGS_AFTER));
         assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
+        view.progress.set_stage(Stage::Standby);
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 503 "));
+        assert!(get(address, "/readyz?standby=ok").await.ends_with("standing by for the slot\n"));
         view.progress.set_streaming(true);
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200 "));
+        assert!(get(address, "/readyz?standby=ok").await.ends_with("ready\n"));
         let metrics = get(address, "/metrics").await;
         assert!(metrics.contains("text/plain; version=0.0.4") && metrics.contains("\nwalpost_transactions_total 0\n"));
         assert!(get(address, "/status").await.contains(r#""slot":"walpost""#));

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::{
     Progress,
+    once::Once,
     slot::{Observation, SlotState, WalStatus},
 };
 use crate::lsn::Lsn;
@@ -23,9 +24,6 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Bounds of `commit_to_ack_seconds`: 0.5 ms is a broker beside us, 60 s an outage.
 const COMMIT_TO_ACK_SECONDS: [f64; 17] =
     [0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0];
-
-/// Bounds of `kafka_commit_seconds`.
-const KAFKA_COMMIT_SECONDS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
 
 /// Values of `slot_wal_status{status}`: Postgres' own, and `missing`.
 const WAL_STATUSES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
@@ -56,12 +54,8 @@ pub struct Metrics {
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
-    /// `walpost_kafka_transactions_total{outcome}`: committed, aborted
-    pub kafka_transactions: IntCounterVec,
-    /// `walpost_kafka_commit_seconds`
-    pub kafka_commit_seconds: Histogram,
-    /// `walpost_skipped_events_total`
-    pub skipped_events: IntCounter,
+    /// Of exactly-once delivery.
+    pub once: Once,
     /// `walpost_pruned_rows_total`
     pub pruned_rows: IntCounter,
     /// `walpost_outbox_rows`: absent until a retention pass has looked
@@ -188,26 +182,7 @@ impl Metrics {
                 "Kafka producers rebuilt after a fatal error, by reason.",
                 &["reason"],
             ),
-            kafka_transactions: counters(
-                "kafka_transactions_total",
-                "Kafka transactions under kafka.delivery exactly_once, by outcome.",
-                &["outcome"],
-            ),
-            kafka_commit_seconds: register(
-                &registry,
-                Histogram::with_opts(
-                    HistogramOpts::new(
-                        "kafka_commit_seconds",
-                        "Seconds from the last record of a Kafka transaction to its end.",
-                    )
-                    .buckets(KAFKA_COMMIT_SECONDS.to_vec()),
-                )
-                .expect("the name is legal"),
-            ),
-            skipped_events: counter(
-                "skipped_events_total",
-                "Events that came again from the log and were in Kafka already, under kafka.delivery exactly_once.",
-            ),
+            once: Once::new(&registry),
             pruned_rows: counter("pruned_rows_total", "Delivered rows that retention deleted from the outbox tables."),
             outbox_rows: register(
                 &registry,
@@ -251,9 +226,6 @@ impl Metrics {
     fn start_at_zero(&self) {
         for kind in ["update", "delete", "truncate", "message"] {
             self.ignored_changes.with_label_values(&[kind]);
-        }
-        for outcome in ["committed", "aborted"] {
-            self.kafka_transactions.with_label_values(&[outcome]);
         }
         for side in ["replication", "sql"] {
             self.reconnects.with_label_values(&[side]);
@@ -465,7 +437,8 @@ fn commit_to_ack() -> Histogram {
     Histogram::with_opts(options.buckets(COMMIT_TO_ACK_SECONDS.to_vec())).expect("the buckets grow")
 }
 
-fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
+/// Registers a metric once.
+pub(super) fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
     registry.register(Box::new(collector.clone())).expect("every metric is registered once");
     collector
 }

@@ -1,12 +1,15 @@
 //! [`Status`]: how walpost stands, for people and for machines.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{Health, History, Metrics, Observation, Part, Progress, WalStatus, metrics};
+use super::{Health, History, Metrics, NOT_SEEN_YET, Observation, Part, Progress, Stage, WalStatus, metrics};
 use crate::{clock, lsn::Lsn};
+
+/// The loop comes round after four seconds of silence at the latest; this leaves room for a busy machine.
+const LONGEST_TURN: Duration = Duration::from_secs(10);
 
 /// Everything that there is to see of a running walpost; cheap to clone.
 #[derive(Debug, Clone)]
@@ -52,6 +55,18 @@ impl View {
     /// Bytes of WAL that are not confirmed.
     pub fn lag_bytes(&self) -> Option<u64> {
         metrics::lag_bytes(&self.progress, &self.observation.borrow())
+    }
+
+    /// Whether nothing keeps it from taking over but that another walpost holds the slot.
+    pub fn stands_by(&self) -> bool {
+        let only_waits = |trouble: &Trouble| trouble.part == "stream" || trouble.reason == NOT_SEEN_YET;
+        self.progress.stage() == Stage::Standby && self.troubles().iter().all(only_waits)
+    }
+
+    /// Whether the pipeline has shown no life for so long.
+    pub fn hangs(&self, limit: Duration) -> bool {
+        // where the tables are polled, the loop may rest for as long as it was told to
+        self.progress.silent_for(limit) || !self.polls && self.progress.stuck_for(limit.max(LONGEST_TURN))
     }
 
     /// The metrics, in Prometheus' text format.
@@ -285,6 +300,17 @@ pub(crate) mod tests {
         view.health.well(Part::Kafka);
         assert!(view.status().ready);
         assert_eq!(view.status().last_error.as_deref(), Some("no broker answers"), "it stays known when it is over");
+    }
+
+    #[test]
+    fn a_standby_stands_by_only_while_nothing_else_is_wrong() {
+        let (view, _sender) = view();
+        assert!(!view.stands_by());
+        view.progress.set_stage(Stage::Standby);
+        view.health.trouble(Part::Stream, "the slot is active for PID 7");
+        assert!(view.stands_by());
+        view.health.trouble(Part::Kafka, "no broker answers");
+        assert!(!view.stands_by(), "it could not take over");
     }
 
     #[test]

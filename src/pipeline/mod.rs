@@ -243,6 +243,9 @@ impl Session<'_> {
             // reports first: the room that they make is used at once, and no other report may follow to wake the loop
             sink.tick(self.clock_ahead_us)?;
             let more = self.work(source, sink, stages)?;
+            if fault::bug(Bug::StandingLoop) && sink.in_flight().0 > 0 {
+                std::future::pending::<()>().await;
+            }
             let now = Instant::now();
             self.check_link(source, sink, now, signals)?;
             if let Some(update) = self.feedback.due(now, self.received, self.durable(sink)) {

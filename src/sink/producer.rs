@@ -39,6 +39,7 @@ pub fn start(
 }
 
 /// A thread could not be started.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 pub fn no_thread(error: std::io::Error) -> SinkError {
     SinkError::Settings(format!("start a thread: {error}"))
 }

@@ -4,6 +4,7 @@
 //! is wanted, and in between asks for anything at all, to know whether the brokers are there.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
@@ -35,6 +36,9 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// How long one answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(4);
+/// How long to wait for a connection where there was none: librdkafka tries some eighty times a second while it is waited for, and
+/// by itself at its own pace when it is not.
+const CONNECTION_LIMIT: Duration = Duration::from_millis(20);
 
 /// After so many single questions all topics are asked for at once: there may be thousands, and each costs a round trip in
 /// which nothing else is sent.
@@ -81,7 +85,16 @@ impl TopicWatch {
     ) -> std::io::Result<Self> {
         let (questions, asked) = channel();
         let shared = Arc::new(Shared::default());
-        let watch = Watch { producer, reports, health, create, shared: Arc::clone(&shared), known: None, asked: 0 };
+        let watch = Watch {
+            producer,
+            reports,
+            health,
+            create,
+            shared: Arc::clone(&shared),
+            known: None,
+            asked: 0,
+            away: Cell::new(false),
+        };
         std::thread::Builder::new().name("kafka-topics".into()).spawn(move || watch.run(&asked))?;
         Ok(Self { questions, shared })
     }
@@ -120,13 +133,19 @@ struct Watch {
     known: Option<String>,
     /// How many questions there were.
     asked: u32,
+    /// No broker was connected when one was last asked.
+    away: Cell<bool>,
 }
 
 impl Watch {
     fn run(mut self, asked: &Receiver<String>) {
         let (mut open, mut next_probe) = (HashSet::new(), Instant::now());
         while !self.shared.stop.load(Relaxed) {
-            let wait = if open.is_empty() { next_probe.saturating_duration_since(Instant::now()) } else { ASK_AGAIN };
+            let wait = if open.is_empty() && !self.away.get() {
+                next_probe.saturating_duration_since(Instant::now())
+            } else {
+                ASK_AGAIN
+            };
             match asked.recv_timeout(wait) {
                 Ok(topic) => {
                     self.asked += 1;
@@ -138,7 +157,7 @@ impl Watch {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     open.retain(|topic| !self.settle(topic));
-                    if open.is_empty() && Instant::now() >= next_probe {
+                    if open.is_empty() && (self.away.get() || Instant::now() >= next_probe) {
                         self.probe();
                     }
                 }
@@ -194,7 +213,12 @@ impl Watch {
 
     /// The topic's own error, if any; or the brokers' trouble.
     fn fetch(&self, topic: Option<&str>) -> Result<Option<RDKafkaErrorCode>, KafkaError> {
-        match self.producer.client().fetch_metadata(topic, ANSWER_LIMIT) {
+        let limit = if self.away.get() { CONNECTION_LIMIT } else { ANSWER_LIMIT };
+        let answer = self.producer.client().fetch_metadata(topic, limit);
+        // a broker that was asked and did not answer in time is connected: the next answer may take as long as it likes
+        let is_away = |error: &KafkaError| error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
+        self.away.set(answer.as_ref().err().is_some_and(is_away));
+        match answer {
             Ok(metadata) => {
                 let asked = !self.shared.stalled.load(Relaxed) && !self.shared.stop.load(Relaxed);
                 if asked && self.health.well(Part::Kafka).is_some() {

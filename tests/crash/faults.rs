@@ -108,7 +108,7 @@ impl Faults {
         if self.random.bool() {
             world.new_topic();
         }
-        if world.once && self.random.u8(..8) == 0 {
+        if world.shared.once && self.random.u8(..8) == 0 {
             let name = self.zombie(world);
             *self.counts.entry(name).or_default() += 1;
             return;
@@ -133,7 +133,7 @@ impl Faults {
     }
 
     fn kill_at_point(&mut self, world: &World) -> String {
-        let points = [&POINTS[..], if world.once { &POINTS_ONCE } else { &[] }].concat();
+        let points = [&POINTS[..], if world.shared.once { &POINTS_ONCE } else { &[] }].concat();
         let point = points[self.random.usize(..points.len())];
         let most = match point {
             "after_receive" | "after_decode" | "after_enqueue" | "after_send" | "after_ack" => 400,

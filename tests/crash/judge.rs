@@ -44,7 +44,7 @@ impl Tally {
         let ledger = world.writers.ledger.lock().expect("no panic");
         let records = world.shared.kafka.read_all(&topics);
         let aborted = || world.shared.kafka.read_all_uncommitted(&topics).len() - records.len();
-        let aborted = world.once.then(aborted);
+        let aborted = world.shared.once.then(aborted);
         Self { watched, aborted, ..Self::compare(&table(world), ledger.iter().map(|(id, _)| id), &records) }
     }
 
@@ -85,6 +85,11 @@ impl Tally {
         tally.stale = stale.map(|(key, number)| format!("{key}/{number}")).collect();
         tally.lost = table.iter().filter(|id| !seen.contains(id.as_str())).cloned().collect();
         tally
+    }
+
+    /// How many records came again.
+    pub fn duplicates(&self) -> usize {
+        self.duplicates
     }
 
     /// Nothing but duplicates; under exactly-once delivery not even those, and transactions that did end in the middle.

@@ -378,3 +378,22 @@ fn a_broker_that_is_away_longer_than_a_transaction_may_last_repeats_nothing() {
     claim_once(&outbox.kafka.read_all(&[&topic]), 1..=300);
     assert!(walsender.is_some());
 }
+
+#[test]
+fn check_looks_at_the_progress_topic_and_says_what_it_cannot_see() {
+    let outbox = with_text_ids(Version::NEWEST);
+    let check = || outbox.command(&["check"], &[ONCE, ("WALPOST_HTTP_LISTEN", "")]).output;
+    assert!(check().contains("is created together with slot"), "{}", check());
+    drop(outbox.relay_once(&[]));
+    let said = check();
+    assert!(said.contains("keeps the record of what is published") && said.contains("cannot be seen"), "{said}");
+    let progress = outbox.progress_topic();
+    outbox.kafka.alter_topic(&progress, &[("cleanup.policy", "delete")]);
+    assert!(check().contains("cleanup.policy = delete"), "{}", check());
+    outbox.kafka.delete_topic(&progress);
+    assert!(check().contains("--accept-duplicates"), "{}", check());
+    outbox.kafka.create_topic(&progress, 2, &[]);
+    assert!(check().contains("must have one"), "{}", check());
+    let run = outbox.command(&["run"], &[ONCE, ("WALPOST_HTTP_LISTEN", "")]);
+    assert_eq!(run.code, Some(2), "{}", run.output);
+}

@@ -74,7 +74,7 @@ impl Prometheus {
 
     /// The series that a query finds.
     fn query(&self, query: &str) -> Vec<Value> {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let encoded = query.bytes().map(|byte| format!("%{byte:02x}")).collect::<Vec<_>>().concat();
         let Ok(answer) = http::get(self.port, &format!("/api/v1/query?query={encoded}")) else { return Vec::new() };
         let answer: Value = serde_json::from_str(&answer.body).unwrap_or_default();
         assert_ne!(answer["status"], "error", "{query}: {answer}");

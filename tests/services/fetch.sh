@@ -11,11 +11,13 @@
 #   fetch.sh servers     all servers and no driver
 #   fetch.sh drivers     all drivers and no server
 #   fetch.sh kafka       only what is named
+#   fetch.sh helm        helm, which nothing else fetches
 #
 # WALPOST_TEST_CACHE says where they are kept. A server never runs as root, so what root fetches must not be in its home.
 set -eu
 umask 022
 
+helm_version=3.16.4
 postgres_versions='14.23.0 15.18.0 16.14.0 17.10.0 18.4.0'
 here=$(cd "$(dirname "$0")" && pwd)
 clients=$here/../clients
@@ -129,6 +131,12 @@ fetch_pg() {
     quietly npm ci --prefix "$2" --ignore-scripts --no-audit --no-fund --no-update-notifier
 }
 
+# For tests/deploy alone, since it takes minutes to compile.
+fetch_helm() {
+    need go golang-go
+    GOBIN=$2 GOFLAGS=-modcacherw quietly go install "helm.sh/helm/v3/cmd/helm@v$1"
+}
+
 # provide NAME KIND VERSION: a folder appears under its final name only when it is complete.
 provide() {
     local name=$1 kind=$2 version=$3 folder=$cache/$2-$3-$arch part
@@ -175,3 +183,4 @@ if wanted psycopg drivers; then
 fi
 if wanted pgx drivers; then provide pgx pgx "$pgx_version"; fi
 if wanted node-pg drivers; then provide node-pg pg "$pg_version"; fi
+if [ "$only" = helm ]; then provide helm helm "$helm_version"; fi

@@ -64,7 +64,11 @@ find_lacks() {
         has xz || lack xz-utils xz
     fi
     if [ "$purpose" = page ]; then has chromium || lack chromium Chromium; fi
-    if [ "$purpose" = test ]; then find_lacks_of_clients; fi
+    if [ "$purpose" = test ]; then
+        find_lacks_of_clients
+        has dpkg || lack dpkg dpkg
+        [ "$(id -u)" = 0 ] || has fakeroot || lack fakeroot fakeroot
+    fi
     has cargo || has rustup || lack rustup "Rust $toolchain (https://rustup.rs)"
 }
 

@@ -58,9 +58,9 @@ impl Convicts {
         self.by_position = self.by_position.split_off(&through);
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.by_position.len()
+    /// Whether there are at least so many.
+    pub fn are_many(&self, count: usize) -> bool {
+        self.by_position.len() >= count
     }
 
     /// Whether none of them comes at or behind a position.
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(convicts.sentence(at(7), b"a"), Some(Sentence { code, is_shrunk: false }));
         assert!(!convicts.are_before(at(9)) && convicts.are_before(at(10)));
         convicts.forget_before(at(8));
-        assert_eq!((convicts.sentence(at(7), b"a"), convicts.len()), (None, 1));
+        assert_eq!((convicts.sentence(at(7), b"a"), convicts.sentence(at(8), b"")), (None, None));
     }
 
     #[test]

@@ -163,11 +163,10 @@ impl Ledger {
         let mut last = None;
         loop {
             match self.committed.poll(ASK_AGAIN) {
-                None => {}
                 Some(Ok(record)) if record.key() == Some(key.as_bytes()) => {
                     last = record.payload().map(<[u8]>::to_vec);
                 }
-                Some(Ok(_)) => {}
+                Some(Ok(_)) | None => {}
                 Some(Err(KafkaError::PartitionEOF(_))) => return Ok(last),
                 Some(Err(error)) => return Err(error.into()),
             }

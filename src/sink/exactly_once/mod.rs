@@ -206,7 +206,7 @@ impl ExactlyOnceSink {
     pub fn prepare(&mut self, here: Whereabouts, learned: Learned) {
         self.topics.refused.clone_from(&learned.refused);
         (self.here, self.learned) = (here, learned);
-        if self.learned.convicts.len() > 0
+        if self.learned.convicts.are_many(1)
             && let Some(isolation) = &mut self.isolation
         {
             // where one is refused more follow
@@ -257,7 +257,7 @@ impl ExactlyOnceSink {
         }
         let full = events >= self.most.0 || bytes + weight > self.most.1;
         let convicts = &self.learned.convicts;
-        let enough = convicts.len() >= MOST_CONVICTS && convicts.are_before(position);
+        let enough = convicts.are_many(MOST_CONVICTS) && convicts.are_before(position);
         full || enough || !self.in_transaction && now >= self.next_commit
     }
 
@@ -271,7 +271,7 @@ impl ExactlyOnceSink {
             }
             Some(Outcome::Failed(error)) => {
                 if matches!(self.state, State::Committing(_)) {
-                    self.metrics.kafka_transactions.with_label_values(&["aborted"]).inc();
+                    self.metrics.once.transactions.with_label_values(&["aborted"]).inc();
                 }
                 // what a record was refused for says more than that its transaction failed
                 self.take_reports();
@@ -286,7 +286,7 @@ impl ExactlyOnceSink {
         let mark = progress::begin(known, log, self.confirmed, self.learned.accepted)?;
         self.learned.accepted = Accepted::default();
         tracing::info!(lsn = %mark.through.commit_lsn, end = %mark.end, "what is stored is known");
-        let as_stored = known.ok().flatten().and_then(|known| known.mark());
+        let as_stored = known.ok().flatten().and_then(Progress::mark);
         self.must_write = as_stored.is_none_or(|stored| stored != mark);
         let end = self.target.end.max(mark.end);
         self.target = Mark { end, ..mark.clone() };
@@ -298,8 +298,8 @@ impl ExactlyOnceSink {
     fn committed(&mut self) {
         let State::Committing(mark) = std::mem::replace(&mut self.state, State::Idle) else { return };
         self.take_reports();
-        self.metrics.kafka_transactions.with_label_values(&["committed"]).inc();
-        self.metrics.kafka_commit_seconds.observe(self.since.elapsed().as_secs_f64());
+        self.metrics.once.transactions.with_label_values(&["committed"]).inc();
+        self.metrics.once.commit_seconds.observe(self.since.elapsed().as_secs_f64());
         let at_us = clock::unix_us() + self.clock_ahead_us;
         for (commit_us, events) in self.batch.commits() {
             let waited = Duration::from_micros(at_us.saturating_sub(commit_us).max(0).unsigned_abs()).as_secs_f64();
@@ -387,7 +387,7 @@ impl Sink for ExactlyOnceSink {
             return Ok(Queued::Full);
         }
         if self.is_stored(position, record.event_id)? {
-            self.metrics.skipped_events.inc();
+            self.metrics.once.skipped_events.inc();
             if record.dead.is_some() {
                 self.buried.note(record.event_id);
             }

@@ -52,9 +52,10 @@ impl ExactlyOnceSink {
                 let noted = returned
                     .position()
                     .is_some_and(|position| self.learned.convicts.add(position, event_id.as_bytes(), code, was_dead));
-                match noted && self.dead_letter_topic.is_some() {
-                    true => SinkError::Convicted { event_id, topic, code: name },
-                    false => SinkError::Poison { event_id, topic, code: name },
+                if noted && self.dead_letter_topic.is_some() {
+                    SinkError::Convicted { event_id, topic, code: name }
+                } else {
+                    SinkError::Poison { event_id, topic, code: name }
                 }
             }
             (Verdict::Suspect, None) => SinkError::Suspect { topic, code: name, until: self.furthest },
@@ -122,10 +123,7 @@ impl ExactlyOnceSink {
         if matches!(kafka_error::judge(code), Verdict::Consequence | Verdict::Rebuild) {
             // the transaction has failed of something that the reports on their way will name
             self.fatal |= code == RDKafkaErrorCode::Fatal;
-            return match self.fatal {
-                true => Ok(Queued::Full),
-                false => Err(SinkError::Producer { code: name }),
-            };
+            return if self.fatal { Ok(Queued::Full) } else { Err(SinkError::Producer { code: name }) };
         }
         self.metrics.delivery_errors.with_label_values(&[&topic, &name]).inc();
         let too_large = code == RDKafkaErrorCode::MessageSizeTooLarge;

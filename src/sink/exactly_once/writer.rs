@@ -149,7 +149,7 @@ impl Writer {
             match produce::commit(&self.producer) {
                 Ok(()) => break,
                 Err(NotCommitted { is_retriable: true, .. }) if !self.given_up.load(Relaxed) => {
-                    std::thread::sleep(TRY_AGAIN)
+                    std::thread::sleep(TRY_AGAIN);
                 }
                 Err(NotCommitted { code, .. }) => return Err(self.failed(code)),
             }
