@@ -5,6 +5,7 @@ use std::{thread, time::Duration};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::{
+    denied::{ALLOW, CREATE_ACLS, DELETE_ACLS, DENY, DESCRIBE, GROUP, READ, TRANSACTIONAL_ID, WRITE, acl, acl_on, ask},
     outbox::{Outbox, PATIENCE, at_both_ends, deliveries, stays},
     services::{
         kafka::Kafka,
@@ -13,6 +14,7 @@ use crate::{
         wait_until,
         walpost::Walpost,
     },
+    victim::victim,
 };
 
 /// The keys that switch it on.
@@ -396,4 +398,54 @@ fn check_looks_at_the_progress_topic_and_says_what_it_cannot_see() {
     assert!(check().contains("must have one"), "{}", check());
     let run = outbox.command(&["run"], &[ONCE, ("WALPOST_HTTP_LISTEN", "")]);
     assert_eq!(run.code, Some(2), "{}", run.output);
+}
+
+#[test]
+fn what_the_brokers_deny_is_waited_for() {
+    let kafka = victim();
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+    let topic = outbox.topic("t", 1);
+    // no group is joined, so none need be allowed
+    ask(&kafka, CREATE_ACLS, &[acl_on(GROUP, "walpost", READ, DENY), acl_on(GROUP, "walpost", DESCRIBE, DENY)]);
+    let walpost = outbox.relay_once(&[]);
+    outbox.insert(1..=10);
+    outbox.wait_until_confirmed();
+    let denied = [acl(&topic, WRITE, DENY), acl(&topic, DESCRIBE, ALLOW), acl(&topic, READ, ALLOW)];
+    ask(&kafka, CREATE_ACLS, &denied);
+    outbox.insert(11..=20);
+    let says = |text: &str| {
+        wait_until(PATIENCE, text, || {
+            let answer = walpost.get("/readyz");
+            answer.status == 503 && answer.body.contains(text)
+        });
+    };
+    says(&topic);
+    ask(&kafka, DELETE_ACLS, &denied);
+    outbox.wait_until_confirmed();
+    walpost.wait_until_ready(PATIENCE);
+
+    let id = outbox.progress_topic();
+    let denied = [acl_on(TRANSACTIONAL_ID, &id, WRITE, DENY), acl_on(TRANSACTIONAL_ID, &id, DESCRIBE, ALLOW)];
+    ask(&kafka, CREATE_ACLS, &denied);
+    outbox.insert(21..=30);
+    says("transactional.id");
+    assert!(walpost.process().exit_status().is_none());
+    ask(&kafka, DELETE_ACLS, &denied);
+    outbox.wait_until_confirmed();
+    walpost.wait_until_ready(PATIENCE);
+    claim_once(&kafka.read_all(&[&topic]), 1..=30);
+}
+
+#[test]
+fn a_topic_that_is_missing_is_waited_for() {
+    let outbox = with_text_ids(Version::OLDEST);
+    let known = outbox.topic("t", 1);
+    let walpost = outbox.relay_once(&[]);
+    outbox.execute(
+        "INSERT INTO outbox SELECT n, CASE n WHEN 5 THEN 'late' ELSE 't' END, 'k', n FROM generate_series(1, 9) n",
+    );
+    wait_until(PATIENCE, "it says so", || walpost.get("/readyz").body.contains("late"));
+    let late = outbox.topic("late", 1);
+    outbox.wait_until_confirmed();
+    claim_once(&outbox.kafka.read_all(&[&known, &late]), 1..=9);
 }
