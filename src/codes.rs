@@ -138,7 +138,7 @@ pub fn of_command(error: &(dyn Error + 'static)) -> Option<Code> {
             is(error, |error| match error {
                 StatusError::Sql { source, .. } => of_sql(source),
                 StatusError::Tables(error) | StatusError::Slot(error) => of_state(error.code()),
-            StatusError::NoListener => Code::AdminOff,
+                StatusError::NoListener => Code::AdminOff,
             })
         })
         .or_else(|| is(error, of_peek))
