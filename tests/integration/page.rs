@@ -10,6 +10,9 @@ use crate::{
 /// What an application could write into an event in order to be run by an operator's browser.
 const HOSTILE: &str = r#"<img src=x onerror=document.title="owned">"#;
 
+/// Lets an operator in.
+const TOKEN: &str = "0123456789abcdef";
+
 fn history(walpost: &Walpost) -> Value {
     serde_json::from_str(&walpost.get("/status/history").body).expect("/status/history is JSON")
 }
@@ -23,7 +26,8 @@ fn with_a_past(outbox: &Outbox<'_>) -> Walpost {
     for (event_type, partitions) in [("often", 3), ("rare", 1), ("letters", 1)] {
         outbox.topic(event_type, partitions);
     }
-    let walpost = outbox.relay(&[("WALPOST_KAFKA_DEAD_LETTER_TOPIC", &outbox.topic_name("letters"))]);
+    let letters = outbox.topic_name("letters");
+    let walpost = outbox.relay(&[("WALPOST_KAFKA_DEAD_LETTER_TOPIC", &letters), ("WALPOST_HTTP_ADMIN_TOKEN", TOKEN)]);
     walpost.wait_until_ready(PATIENCE);
     outbox.execute(&format!(
         "INSERT INTO outbox (event_type, payload) VALUES ('often', '1'), ('often', '2'), ('rare', '3'), ('often', '4'), ('{HOSTILE}', '5')"
@@ -100,6 +104,12 @@ fn a_person_sees_at_a_glance_what_is_wrong_and_nothing_of_the_data_is_markup() {
         page.evaluate("0");
         page.complaints().iter().any(|complaint| complaint.contains("Content Security Policy"))
     });
+
+    let desk = format!("127.0.0.1:{}", walpost.http_port());
+    let env = [("WALPOST_HTTP_LISTEN", &*desk), ("WALPOST_HTTP_ADMIN_TOKEN", TOKEN)];
+    assert_eq!(outbox.command(&["pause"], &env).code, Some(0));
+    page.wait_until("document.getElementById('headline').textContent === 'Paused: nothing is sent'");
+    keep(&mut page, "dark", "paused");
 
     assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
     page.wait_until("document.getElementById('headline').textContent === 'walpost does not answer'");
