@@ -59,6 +59,8 @@ pub mod check;
 #[cfg(feature = "relay")]
 pub mod clock;
 #[cfg(feature = "relay")]
+pub mod codes;
+#[cfg(feature = "relay")]
 pub mod commands;
 #[cfg(feature = "relay")]
 pub mod dead_letters_command;

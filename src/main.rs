@@ -6,6 +6,7 @@ use clap::Parser;
 use walpost::{
     app,
     cli::{Cli, Command},
+    codes::{self, Code},
     commands::{self, CommandError},
     config,
     error::chain,
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     };
     match loaded {
         Err(faults) => {
-            eprintln!("walpost: {faults}");
+            eprintln!("walpost: {faults} [{}]", Code::Configuration);
             ExitCode::from(MISUSE)
         }
         Ok(config) => {
@@ -46,7 +47,8 @@ fn main() -> ExitCode {
 
 fn exit(outcome: Result<u8, CommandError>) -> ExitCode {
     ExitCode::from(outcome.unwrap_or_else(|error| {
-        eprintln!("walpost: {}", chain(error.as_ref()));
+        let code = codes::of_command(error.as_ref()).map(|code| format!(" [{code}]")).unwrap_or_default();
+        eprintln!("walpost: {}{code}", chain(error.as_ref()));
         FAILED
     }))
 }

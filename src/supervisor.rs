@@ -14,6 +14,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     backfill::{Fill, Filled},
     backoff::Backoff,
+    codes,
     config::{Config, Delivery, Secret, SourceKind},
     error::{Verdict, chain, judge},
     fault,
@@ -421,7 +422,8 @@ impl Supervisor {
 
     /// What follows an error: a wait, or the end.
     fn after(&mut self, error: &SessionError, backoff: &mut Backoff) -> Result<Duration, Ended> {
-        let text = chain(error);
+        let code = codes::of_session(error);
+        let text = format!("{} [{code}]", chain(error));
         self.note(error);
         let (hint, ended) = match judge(error) {
             Verdict::Retry => ("", None),
@@ -433,14 +435,14 @@ impl Supervisor {
         if let Some(ended) = ended {
             self.shared.health.trouble(Part::Stream, format!("halted: {text}; {hint}"));
             self.shared.metrics.halted.with_label_values(&[reason(error)]).set(1.0);
-            tracing::error!(error = text, remedy = hint, "halted");
+            tracing::error!(error = text, %code, remedy = hint, "halted");
             return Err(ended);
         }
         if matches!(
             error,
             SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. } | SinkError::Convicted { .. })
         ) {
-            tracing::warn!(error = text, "starting over with another way of sending");
+            tracing::warn!(error = text, %code, "starting over with another way of sending");
             return Ok(Duration::ZERO);
         }
         let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));
@@ -457,7 +459,7 @@ impl Supervisor {
             wait = wait.max(STOPPING_WAIT);
         }
         if fresh {
-            tracing::warn!(error = text, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
+            tracing::warn!(error = text, %code, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
         }
         Ok(wait)
     }

@@ -38,6 +38,7 @@ use super::{
 };
 use crate::{
     ack::{AckTracker, Bounds, Load, Ticket},
+    codes::Code,
     config::{KafkaConfig, LimitsConfig},
     encode::Record,
     event::Position,
@@ -283,8 +284,9 @@ impl KafkaSink {
         } else if self.last_delivery.elapsed() > STALLED_AFTER {
             self.troubled = true;
             self.topics.set_stalled(true);
-            let reason = "kafka acknowledges nothing: events have been in flight for more than 10 s";
-            if self.health.trouble(Part::Kafka, reason) {
+            let what = "kafka acknowledges nothing: events have been in flight for more than 10 s";
+            let reason = format!("{what} [{}]", Code::Unacknowledged);
+            if self.health.trouble(Part::Kafka, &reason) {
                 tracing::warn!("{reason}");
             }
         }

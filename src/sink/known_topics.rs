@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     ack::Ticket,
+    codes::Code,
     config::KafkaConfig,
     encode::{Dead, Record},
     observe::{Health, Metrics, Part},
@@ -186,8 +187,10 @@ impl Topics {
     }
 
     fn hold(&mut self, topic: &str, code: &str, why: &str) {
-        let reason =
-            format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
+        let listed = Code::TopicRefuses;
+        let reason = format!(
+            "events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself [{listed}]"
+        );
         if self.health.trouble(Part::Topic, reason) {
             tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
             self.metrics.delivery_errors.with_label_values(&[topic, code]).inc();

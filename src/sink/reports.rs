@@ -27,7 +27,9 @@ use super::{
 };
 use crate::{
     ack::Ticket,
-    clock, fault,
+    clock,
+    codes::Code,
+    fault,
     observe::{Health, Part},
 };
 
@@ -143,7 +145,7 @@ impl ClientContext for Context {
             RDKafkaErrorCode::AllBrokersDown => {
                 let cause = self.recent_cause().clone();
                 let cause = cause.map_or_else(|| code.to_string(), |(cause, _)| cause);
-                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause}")) {
+                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause} [{}]", Code::NoBroker)) {
                     tracing::warn!(cause, reason, "kafka is unreachable");
                 }
             }

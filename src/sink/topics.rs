@@ -25,6 +25,7 @@ use rdkafka::{
 
 use super::{kafka_error, produce::SessionProducer, reports::Reports};
 use crate::{
+    codes::Code,
     config::KafkaConfig,
     observe::{Health, NOT_REACHED_YET, Part},
 };
@@ -227,7 +228,7 @@ impl Watch {
                 Ok(found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from))
             }
             Err(error) => {
-                let reason = "kafka is unreachable: no broker answers".to_owned();
+                let reason = format!("kafka is unreachable: no broker answers [{}]", Code::NoBroker);
                 let told = |(part, reason): &(Part, String)| *part == Part::Kafka && reason != NOT_REACHED_YET;
                 let told = self.health.troubles().iter().any(told);
                 if !told && !self.shared.stop.load(Relaxed) && self.health.trouble(Part::Kafka, reason) {

@@ -41,6 +41,7 @@ mod polling;
 mod records;
 mod renames;
 mod retention;
+mod runbook;
 mod secured;
 mod servers;
 mod service_manager;

@@ -87,7 +87,10 @@ fn lag_grows_while_the_broker_is_frozen_and_is_gone_behind_it() {
     let kafka = victim();
     let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
     outbox.topic("t", 1);
-    let walpost = outbox.relay(&[("WALPOST_LIMITS_IN_FLIGHT_EVENTS", "10")]);
+    let walpost = outbox.relay(&[
+        ("WALPOST_LIMITS_IN_FLIGHT_EVENTS", "10"),
+        ("WALPOST_KAFKA_PROPERTIES_STATISTICS_INTERVAL_MS", "5000"),
+    ]);
     outbox.execute("INSERT INTO outbox VALUES ('warm', 't', 'k', NULL)");
     outbox.wait_until_confirmed();
     claim(&walpost, &[("walpost_kafka_broker_up{broker=\"1\"}", 1.0)]);

@@ -109,6 +109,7 @@ fn every_panel_of_the_dashboard_shows_something() {
         ("WALPOST_KAFKA_DEAD_LETTER_TOPIC", &*outbox.topic_name("letters")),
         ("WALPOST_RETENTION_KEEP", "1h"),
         ("WALPOST_RETENTION_INTERVAL", "1s"),
+        ("WALPOST_KAFKA_PROPERTIES_STATISTICS_INTERVAL_MS", "5000"),
     ];
     let walpost = outbox.relay(&env);
     let prometheus = Prometheus::scraping(walpost.http_port());

@@ -102,8 +102,8 @@ fn nobody_pauses_without_the_token() {
     let [listen, token] = desk.env();
     let walpost = outbox.relay(&[listen]);
     assert_eq!(desk.ask("POST", TOKEN), "404", "it is off unless it is wanted");
-    claim_done(&outbox.command(&["pause"], &desk.env()), 1, "admin is off");
-    claim_done(&outbox.command(&["pause"], &[listen]), 1, "http.admin_token_file");
+    claim_done(&outbox.command(&["pause"], &desk.env()), 1, "[WP-605]");
+    claim_done(&outbox.command(&["pause"], &[listen]), 1, "[WP-604]");
     drop(walpost);
     let walpost = outbox.relay(&[listen, token]);
     assert_eq!(
@@ -115,7 +115,7 @@ fn nobody_pauses_without_the_token() {
     fs::write(&desk.token_file, "another token of some length").expect("our own file");
     assert_eq!([desk.ask("POST", TOKEN), desk.ask("POST", "another token of some length")], ["401", "200"]);
     let short = [listen, ("WALPOST_HTTP_ADMIN_TOKEN", "short")];
-    claim_done(&outbox.command(&["status"], &short), 2, "at least 16 characters");
+    claim_done(&outbox.command(&["status"], &short), 2, "[WP-601]");
     for printed in [walpost.log(), walpost.get("/metrics").body, walpost.get("/status").body] {
         assert!(!printed.contains(TOKEN) && !printed.contains("another token"), "{printed}");
     }
@@ -151,7 +151,7 @@ fn a_takeover_that_could_repeat_events_changes_nothing() {
     outbox.execute("INSERT INTO outbox VALUES ('stuck', 't', 'k', NULL)");
     wait_until(PATIENCE, "an event is in flight", || walpost.metric("walpost_in_flight_events") > 0.0);
     let env = [desk.env()[1], ("WALPOST_SHUTDOWN_DRAIN_TIMEOUT_MS", "1000")];
-    claim_done(&outbox.command(&["takeover", "--from", &desk.listen], &env), 1, "still in flight");
+    claim_done(&outbox.command(&["takeover", "--from", &desk.listen], &env), 1, "[WP-606]");
     kafka.thaw();
     walpost.wait_until_ready(PATIENCE);
     outbox.execute("INSERT INTO outbox VALUES ('after', 't', 'k', NULL)");
@@ -170,12 +170,12 @@ fn a_slot_goes_forward_past_events_that_were_counted_and_never_back() {
         outbox.execute("CREATE TABLE other (id int); INSERT INTO outbox (event_type) VALUES ('t')");
         outbox.wait_until_confirmed();
         let rewind = |to: &str, more: &[&str]| outbox.command(&[&["rewind", "--to", to], more].concat(), &[]);
-        claim_done(&rewind("0/1", &[]), 1, "--events-since");
+        claim_done(&rewind("0/1", &[]), 1, "[WP-209]");
         claim_done(&rewind("FFFF/0", &[]), 1, "beyond the end");
         // so that it confirms nothing meanwhile
         walpost.freeze();
         let here = outbox.text("SELECT pg_current_wal_lsn()");
-        claim_done(&rewind(&here, &["--yes"]), 1, "stop that walpost first");
+        claim_done(&rewind(&here, &["--yes"]), 1, "[WP-205]");
         walpost.thaw();
         assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
 
@@ -201,4 +201,23 @@ fn a_slot_goes_forward_past_events_that_were_counted_and_never_back() {
         assert_eq!((delivered.len(), delivered.values().sum::<usize>()), (7, 9));
         assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
     });
+}
+
+/// One code at all places: the log, /readyz, /status, and the page on errors has it.
+#[test]
+fn an_error_has_its_code_wherever_it_is_told() {
+    let outbox = Outbox::shared(Version::NEWEST);
+    let url = outbox.database.url();
+    let elsewhere = url.replace(outbox.database.name(), "no_such_database");
+    let url = ("WALPOST_POSTGRES_URL", elsewhere.as_str());
+    let walpost = outbox.start(&["run"], &[url, ("WALPOST_LOG_FORMAT", "json")]);
+    wait_until(PATIENCE, "/readyz names the code", || walpost.get("/readyz").body.contains("[WP-106]"));
+    assert!(
+        walpost.status()["last_error"].as_str().is_some_and(|error| error.ends_with(']') || error.contains("[WP-106]"))
+    );
+    let lines = walpost.log();
+    let told = lines.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    assert!(told.into_iter().any(|line| line["code"] == "WP-106" && line["level"] == "WARN"), "{lines}");
+    claim_done(&outbox.command(&["peek"], &[url]), 1, "[WP-106]");
+    assert!(include_str!("../../docs/errors.md").contains("| `WP-106` | no such database |"));
 }

@@ -10,7 +10,7 @@ mod past;
 mod services;
 
 use outbox::{Outbox, PATIENCE};
-use past::with_a_past;
+use past::{TOKEN, with_a_past};
 use services::{browser::Browser, postgres::Version, wait_until};
 
 #[test]
@@ -54,6 +54,12 @@ fn a_person_sees_at_a_glance_what_is_wrong_and_nothing_of_the_data_is_markup() {
         page.evaluate("0");
         page.complaints().iter().any(|complaint| complaint.contains("Content Security Policy"))
     });
+
+    let desk = format!("127.0.0.1:{}", walpost.http_port());
+    let env = [("WALPOST_HTTP_LISTEN", &*desk), ("WALPOST_HTTP_ADMIN_TOKEN", TOKEN)];
+    assert_eq!(outbox.command(&["pause"], &env).code, Some(0));
+    page.wait_until("document.getElementById('headline').textContent === 'Paused: nothing is sent'");
+    keep(&mut page, "dark", "paused");
 
     assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
     page.wait_until("document.getElementById('headline').textContent === 'walpost does not answer'");

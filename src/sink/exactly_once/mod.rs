@@ -48,6 +48,7 @@ use super::{
 };
 use crate::{
     clock,
+    codes::Code,
     config::Config,
     encode::Record,
     event::Position,
@@ -350,8 +351,9 @@ impl ExactlyOnceSink {
         let waits = matches!(self.state, State::Recovering | State::Committing(_));
         if waits && self.since.elapsed() > STALLED_AFTER {
             self.topics.set_stalled(true);
-            let reason = "kafka acknowledges nothing: a transaction has waited for its end for more than 10 s";
-            if self.health.trouble(Part::Kafka, reason) {
+            let what = "kafka acknowledges nothing: a transaction has waited for its end for more than 10 s";
+            let reason = format!("{what} [{}]", Code::Unacknowledged);
+            if self.health.trouble(Part::Kafka, &reason) {
                 tracing::warn!("{reason}");
             }
         }
