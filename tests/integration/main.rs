@@ -29,6 +29,7 @@ mod outbox;
 mod own_sink;
 mod peek;
 mod polling;
+mod proofs;
 mod records;
 mod renames;
 mod retention;
