@@ -328,7 +328,7 @@ impl Supervisor {
             tracing::warn!("stopped before the backfill was complete; it begins anew at the next start");
             return Ok(Over::AsAsked);
         }
-        fill.finish().await?;
+        fill.finish(&self.shared.witness.buried).await?;
         self.fill = None;
         // what was learned by row number means nothing to the stream
         (self.delivered, self.sending.mode) = (Delivered::default(), Mode::Normal);

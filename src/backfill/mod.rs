@@ -10,6 +10,7 @@
 
 mod error;
 mod plan;
+mod proof;
 mod publish;
 
 use tokio_postgres::Client;
@@ -20,6 +21,7 @@ pub use self::{
 };
 use self::{
     plan::{Plan, selection},
+    proof::Proof,
     publish::Run,
 };
 use crate::{
@@ -28,7 +30,7 @@ use crate::{
     event::Position,
     lsn::Lsn,
     pipeline::{SessionError, Signals, Stages, Telltale},
-    sink::KafkaSink,
+    sink::{Buried, KafkaSink},
     source::{
         SourceError, Wire,
         slot::{self, Created},
@@ -63,6 +65,7 @@ pub struct Fill {
 struct Reading {
     snapshot: Snapshot,
     base: Position,
+    proof: Proof,
 }
 
 /// Creates the slot when it is missing, and says which rows have to be published before it takes its name. The publication
@@ -131,12 +134,16 @@ async fn create(client: &Client, config: &Config, mut reader: Snapshot) -> Resul
     let counted = async {
         reader.begin(Some(&snapshot)).await?;
         plan::account_for_others(&mut reader, &config.outboxes).await?;
-        plan.choose(&mut reader).await
+        plan.choose(&mut reader).await?;
+        Ok(Proof::look(&mut reader, &plan, Some(consistent_point)).await?)
     };
-    if let Err(error) = counted.await {
-        slot::drop(&mut wire, name).await?;
-        return Err(error);
-    }
+    let proof = match counted.await {
+        Ok(proof) => proof,
+        Err(error) => {
+            slot::drop(&mut wire, name).await?;
+            return Err(error);
+        }
+    };
     if plan.is_empty() {
         return Ok(Slot::Created);
     }
@@ -144,7 +151,7 @@ async fn create(client: &Client, config: &Config, mut reader: Snapshot) -> Resul
         slot::replace(&mut wire, &marker, slot).await?;
         return Ok(Slot::Created);
     }
-    Ok(Slot::Behind(Box::new(Fill::new(plan, Reading { snapshot: reader, base: before(consistent_point, 0) }))))
+    Ok(Slot::Behind(Box::new(Fill::new(plan, Reading { snapshot: reader, base: before(consistent_point, 0), proof }))))
 }
 
 /// Two: better said before the rows are published than after.
@@ -171,12 +178,13 @@ async fn resume(
     reader.begin(None).await?;
     plan::account_for_others(&mut reader, &config.outboxes).await?;
     plan.choose(&mut reader).await?;
+    let proof = Proof::look(&mut reader, &plan, Some(confirmed)).await?;
     if reader.total() == 0 {
         let mut wire = Wire::connect(&config.postgres.conninfo).await?;
         slot::replace(&mut wire, &marker, slot).await?;
         return Ok(Slot::Created);
     }
-    Ok(Slot::Behind(Box::new(Fill::new(plan, Reading { snapshot: reader, base: before(confirmed, now()) }))))
+    Ok(Slot::Behind(Box::new(Fill::new(plan, Reading { snapshot: reader, base: before(confirmed, now()), proof }))))
 }
 
 /// Positions before all that is committed from a point on. Records of the log begin at multiples of 8, so no transaction
@@ -245,8 +253,11 @@ impl Fill {
         outcome
     }
 
-    /// Gives the slot its name.
-    pub async fn finish(&mut self) -> Result<(), SourceError> {
+    /// Notes what was delivered, then gives the slot its name. In this order: whoever dies in between does it all again.
+    pub async fn finish(&mut self, buried: &Buried) -> Result<(), SourceError> {
+        if let Some(reading) = &self.reading {
+            reading.proof.enter(&self.plan.config, buried).await;
+        }
         let Some(marker) = &self.plan.marker else { return Ok(()) };
         let mut wire = Wire::connect(&self.plan.conninfo).await?;
         slot::replace(&mut wire, marker, &self.plan.slot).await?;
@@ -273,11 +284,12 @@ impl Plan {
         }
         snapshot.begin(None).await?;
         self.choose(&mut snapshot).await?;
+        let proof = Proof::look(&mut snapshot, self, point).await?;
         let point = match point {
             Some(point) => point,
             None => snapshot.wal_end().await?,
         };
-        Ok(Some(Reading { snapshot, base: before(point, now()) }))
+        Ok(Some(Reading { snapshot, base: before(point, now()), proof }))
     }
 
     /// Counts the rows of each outbox in the snapshot, and has them read.

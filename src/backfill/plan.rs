@@ -12,6 +12,8 @@ use crate::{
 /// Which rows are published, and for which slot.
 pub(super) struct Plan {
     pub(super) conninfo: ConnInfo,
+    /// Of all outboxes: where the record of what was delivered is.
+    pub(super) config: Config,
     pub(super) slot: String,
     /// The name of the slot until all are published; `None` when they are published once more beside a stream.
     pub(super) marker: Option<String>,
@@ -25,7 +27,7 @@ impl Plan {
     pub(super) fn new(config: &Config, outboxes: Vec<OutboxConfig>) -> Self {
         let slot = config.postgres.slot.clone();
         let (marker, rate) = (Some(marker_of(&slot)), config.limits.backfill_rate);
-        Self { conninfo: config.postgres.conninfo.clone(), slot, marker, outboxes, rate }
+        Self { conninfo: config.postgres.conninfo.clone(), config: config.clone(), slot, marker, outboxes, rate }
     }
 
     /// What the configuration wants published before the stream begins.

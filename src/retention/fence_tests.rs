@@ -64,6 +64,11 @@ enum Step {
     Rewrite,
     /// The record is read again, as over a new link.
     Relink,
+    /// The slot is made anew, and all rows are published first; the slot is that much older than the snapshot in which
+    /// they are read, and transactions run meanwhile. Ends before the slot has its name, or after.
+    Backfill(u64, bool),
+    /// All rows are published once more, beside a stream or without.
+    Again,
 }
 
 impl World {
@@ -140,7 +145,6 @@ impl World {
                 self.rows.push(Row { xid, commit: None, delivered: false });
                 self.write();
             }
-            Step::Insert(..) => {}
             Step::Commit(index) => self.finish(index, true),
             Step::Abort(index) => self.finish(index, false),
             Step::OtherWal => _ = self.write(),
@@ -180,7 +184,30 @@ impl World {
                     process.fence = fence;
                 }
             }
+            Step::Backfill(age, named) if self.process.is_none() => {
+                let before = self.stored.iter().map(|interval| interval.confirmed).max().unwrap_or_default();
+                self.write();
+                let point = Lsn(self.wal_end.0.saturating_sub(age)).max(before).max(self.slot);
+                self.backfill(Some(point));
+                if named {
+                    self.slot = point;
+                } else {
+                    // it is dropped, and another is made without any backfill
+                    self.step(Step::MoveSlot);
+                }
+            }
+            Step::Insert(..) | Step::Backfill(..) => {}
+            Step::Again => self.backfill(None),
         }
+    }
+
+    /// As `backfill::proof` enters it.
+    fn backfill(&mut self, point: Option<Lsn>) {
+        self.rows.iter_mut().for_each(|row| row.delivered |= row.commit.is_some());
+        let Look { oldest_running: until, leaves, .. } = self.look();
+        let entry = |since, confirmed| Interval { leaf: leaves[0].clone(), since, until, confirmed };
+        self.store(vec![entry(3, Lsn::ZERO)]);
+        self.store(point.map(|point| entry(until, point)).into_iter().collect());
     }
 
     fn start(&mut self) {
@@ -237,6 +264,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..50_u64).prop_map(Step::Rewind),
         1 => Just(Step::Rewrite),
         1 => Just(Step::Relink),
+        1 => (0..60_u64, any::<bool>()).prop_map(|(age, named)| Step::Backfill(age, named)),
+        1 => Just(Step::Again),
     ]
 }
 
@@ -285,6 +314,19 @@ fn rows_that_are_older_than_the_slot_or_than_a_slot_made_anew_are_never_proved()
     run(&mut world, &INSERT);
     run(&mut world, &PROVE);
     assert_eq!(world.doomed().count(), 1);
+}
+
+#[test]
+fn what_was_backfilled_is_proved_and_so_is_what_was_written_meanwhile() {
+    let mut world = World::new();
+    run(&mut world, &INSERT);
+    run(&mut world, &[Step::Begin, Step::Insert(0, false), Step::Backfill(20, true)]);
+    assert_eq!(world.doomed().count(), 1);
+    run(&mut world, &[Step::Commit(0)]);
+    run(&mut world, &INSERT);
+    run(&mut world, &[Step::Start]);
+    run(&mut world, &PROVE);
+    assert_eq!(world.doomed().count(), 3);
 }
 
 #[test]

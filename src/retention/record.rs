@@ -231,7 +231,8 @@ pub async fn look(client: &Client, config: &Config) -> Result<Option<Look>, toki
     Ok(Some(Look { oldest_running, next, wal_end, leaves }))
 }
 
-const XIDS: &str = "
+/// The oldest running xid, the next one, whether this is a standby, and whether publications know schemas.
+pub const XIDS: &str = "
     SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint, pg_is_in_recovery(),
            to_regclass('pg_catalog.pg_publication_namespace') IS NOT NULL
     FROM pg_current_snapshot() s";
@@ -249,16 +250,25 @@ async fn look_in_one_snapshot(
     if !published.faults().is_empty() {
         return Ok(Some((oldest_running, next, Vec::new())));
     }
-    let schemas = if row.get(3) {
+    let tables: Vec<_> = config.outboxes.iter().map(|outbox| &outbox.table).collect();
+    let rows = client.query(&leaves_sql(&config.postgres.publication, &tables, row.get(3)), &[]).await?;
+    let leaves = rows.iter().map(|row| Leaf { relation: row.get(0), shape: row.get(1) }).collect();
+    Ok(Some((oldest_running, next, leaves)))
+}
+
+/// The leaves of tables. `with_schemas`: publications of whole schemas are known (15 and later).
+pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) -> String {
+    let schemas = if with_schemas {
         "(SELECT string_agg(s.oid || ':' || s.xmin, ',' ORDER BY s.oid) FROM pg_publication_namespace s
           WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"
     } else {
         "NULL"
     };
+    let name = |table: &&TableName| format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.table));
     // the publication's rows of the catalog get another oid or xmin whenever something about them changes
-    let sql = format!(
+    format!(
         "WITH roots AS (
-             SELECT c.oid, c.relkind FROM unnest($2::text[], $3::text[]) o(schema_name, table_name)
+             SELECT c.oid, c.relkind FROM (VALUES {names}) o(schema_name, table_name)
              JOIN pg_namespace n ON n.nspname = o.schema_name
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = o.table_name
          ), leaves AS (
@@ -270,33 +280,18 @@ async fn look_in_one_snapshot(
              (SELECT string_agg(r.oid || ':' || r.xmin, ',' ORDER BY r.oid) FROM pg_publication_rel r
               WHERE r.prpubid = p.oid AND r.prrelid IN (l.root, l.relation)), {schemas})
          FROM leaves l JOIN pg_class c ON c.oid = l.relation, pg_publication p
-         WHERE p.pubname = $1
-         ORDER BY c.oid"
-    );
-    let (names, tables): (Vec<_>, Vec<_>) =
-        config.outboxes.iter().map(|outbox| (outbox.table.schema.as_str(), outbox.table.table.as_str())).unzip();
-    let rows = client.query(&sql, &[&config.postgres.publication, &names, &tables]).await?;
-    let leaves = rows.iter().map(|row| Leaf { relation: row.get(0), shape: row.get(1) }).collect();
-    Ok(Some((oldest_running, next, leaves)))
+         WHERE p.pubname = {publication}
+         ORDER BY c.oid",
+        names = tables.iter().map(name).collect::<Vec<_>>().join(", "),
+        publication = quote_literal(publication),
+    )
 }
 
 /// Before the first stream of a process: creates the tables where that is wanted and allowed, and notes from where on
 /// rows can be told to be delivered. A slot that someone streams from is left to whoever does.
 pub async fn open(client: &Client, config: &Config) -> Result<(), RecordError> {
+    ready(client, config).await?;
     let record = Record::new(config);
-    let Some(outbox) = config.outboxes.first() else { return Ok(()) };
-    let fit = record.inspect(client, &outbox.table).await;
-    let unusable = matches!(fit, Err(RecordError::Unusable { .. }));
-    if unusable && config.postgres.auto_create && may_create(client, &record.delivered.schema).await? {
-        match record.create(client).await {
-            // two walposts at once
-            Err(error) if error.code() != Some(&SqlState::UNIQUE_VIOLATION) => return Err(error.into()),
-            _ => {}
-        }
-        record.inspect(client, &outbox.table).await?;
-    } else {
-        fit?;
-    }
     let Some(seen) = slot(client, &record.slot).await?.filter(|slot| !slot.active) else { return Ok(()) };
     let mut fence = record.load(client).await?;
     let Some(look) = look(client, config).await? else { return Ok(()) };
@@ -304,6 +299,23 @@ pub async fn open(client: &Client, config: &Config) -> Result<(), RecordError> {
         return Ok(());
     }
     record.save(client, &fence.open(&look, seen.confirmed)).await
+}
+
+/// Creates the tables where that is wanted and allowed; fails where they cannot be used.
+pub async fn ready(client: &Client, config: &Config) -> Result<(), RecordError> {
+    let record = Record::new(config);
+    let Some(outbox) = config.outboxes.first() else { return Ok(()) };
+    let fit = record.inspect(client, &outbox.table).await;
+    let unusable = matches!(fit, Err(RecordError::Unusable { .. }));
+    if !unusable || !config.postgres.auto_create || !may_create(client, &record.delivered.schema).await? {
+        return fit;
+    }
+    match record.create(client).await {
+        // two walposts at once
+        Err(error) if error.code() != Some(&SqlState::UNIQUE_VIOLATION) => return Err(error.into()),
+        _ => {}
+    }
+    record.inspect(client, &outbox.table).await
 }
 
 async fn may_create(client: &Client, schema: &str) -> Result<bool, tokio_postgres::Error> {

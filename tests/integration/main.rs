@@ -38,6 +38,7 @@ mod page;
 mod past;
 mod peek;
 mod polling;
+mod proofs;
 mod records;
 mod renames;
 mod retention;

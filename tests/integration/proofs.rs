@@ -1,0 +1,140 @@
+//! Rows that a backfill has published count as delivered, and no other rows do for it.
+
+use std::time::Duration;
+
+use crate::{
+    ledger::EVENT_TYPE,
+    outbox::{Outbox, PATIENCE, at_both_ends, deliveries, stays},
+    services::{
+        postgres::{Postgres, Version},
+        wait_until,
+        walpost::Walpost,
+    },
+    victim::victim,
+};
+
+const KEEP: (&str, &str) = ("WALPOST_RETENTION_KEEP", "0s");
+const OFTEN: (&str, &str) = ("WALPOST_RETENTION_INTERVAL", "1s");
+const ALL: (&str, &str) = ("WALPOST_OUTBOX_BACKFILL", "all");
+/// Long enough for several passes and entries in the record.
+const PASSES: Duration = Duration::from_secs(3);
+
+fn insert(outbox: &Outbox<'_>, key: &str, count: u32) {
+    outbox.execute(&format!(
+        "INSERT INTO outbox (event_type, key, payload, created_at)
+         SELECT '{EVENT_TYPE}', '{key}', '{{}}', now() - interval '30 days' FROM generate_series(1, {count})"
+    ));
+}
+
+fn count(outbox: &Outbox<'_>, condition: &str) -> u32 {
+    outbox.text(&format!("SELECT count(*) FROM outbox WHERE {condition}")).parse().expect("a number")
+}
+
+fn wait_until_empty(outbox: &Outbox<'_>) {
+    wait_until(PATIENCE, "every row is gone", || count(outbox, "true") == 0);
+}
+
+fn published(outbox: &Outbox<'_>, topic: &str) -> usize {
+    deliveries(&outbox.kafka.read_all(&[topic])).len()
+}
+
+/// Wherever it dies, all arrives, and in the end all goes; what was written on the way as well.
+#[test]
+fn killed_around_the_proof_nothing_goes_undelivered_and_in_the_end_all_goes() {
+    for point in ["before_proof:1", "after_proof:1", "in_replace:1"] {
+        at_both_ends(|version| {
+            let outbox = Outbox::shared(version);
+            let topic = outbox.topic(EVENT_TYPE, 1);
+            insert(&outbox, "older", 100);
+            let env = [ALL, KEEP, OFTEN, ("CRASH_KILL", point)];
+            let ended = Walpost::relay(&outbox.database, outbox.kafka, &env).wait(PATIENCE);
+            assert_eq!((ended.code(), count(&outbox, "true")), (None, 100), "{point}");
+            insert(&outbox, "around", 10);
+            let _walpost = outbox.relay(&[ALL, KEEP, OFTEN]);
+            insert(&outbox, "later", 10);
+            wait_until_empty(&outbox);
+            assert_eq!(published(&outbox, &topic), 120, "{point}");
+        });
+    }
+}
+
+/// A row whose transaction was open at the snapshot, one that a condition leaves out, and all while the broker is away.
+#[test]
+fn what_the_backfill_has_not_published_stays() {
+    let kafka = victim();
+    let outboxes = [Version::NEWEST, Version::OLDEST].map(|version| Outbox::new(Postgres::shared(version), &kafka));
+    let sides = outboxes.each_ref().map(|outbox| {
+        let topic = outbox.topic(EVENT_TYPE, 1);
+        insert(outbox, "older", 50);
+        (outbox, topic)
+    });
+    kafka.freeze();
+    let relays = sides.each_ref().map(|(outbox, _)| Walpost::relay(&outbox.database, &kafka, &[ALL, KEEP, OFTEN]));
+    for (walpost, (outbox, _)) in relays.iter().zip(&sides) {
+        walpost.wait_for_log(PATIENCE, "backfilling: publishing");
+        insert(outbox, "meanwhile", 5);
+    }
+    stays(PASSES, "no undelivered row goes", || sides.iter().all(|(outbox, _)| count(outbox, "true") == 55));
+    kafka.thaw();
+    for (outbox, topic) in &sides {
+        wait_until_empty(outbox);
+        assert_eq!(published(outbox, topic), 55);
+    }
+    drop(relays);
+
+    at_both_ends(|version| {
+        let outbox = Outbox::shared(version);
+        outbox.topic(EVENT_TYPE, 1);
+        insert(&outbox, "wanted", 4);
+        insert(&outbox, "left", 3);
+        let some = [("WALPOST_OUTBOX_BACKFILL", "key = 'wanted'"), KEEP, OFTEN];
+        let walpost = outbox.relay(&some);
+        insert(&outbox, "later", 2);
+        wait_until(PATIENCE, "what was streamed goes", || count(&outbox, "key = 'later'") == 0);
+        assert_eq!(count(&outbox, "true"), 7, "which rows a condition picked is not known of a row");
+        // once more, and all of them: now it is known
+        let again = outbox.command(&["backfill", "all"], &[]);
+        assert_eq!(again.code, Some(0), "{}", again.output);
+        wait_until_empty(&outbox);
+        drop(walpost);
+    });
+}
+
+/// The slot of a backfill is dropped and made anew: what was written in between is older than the new one.
+#[test]
+fn a_proof_does_not_reach_over_a_slot_that_was_made_anew() {
+    at_both_ends(|version| {
+        let outbox = Outbox::shared(version);
+        outbox.topic(EVENT_TYPE, 1);
+        insert(&outbox, "older", 5);
+        let init = outbox.command(&["init", "--backfill", "all"], &[]);
+        assert_eq!(init.code, Some(0), "{}", init.output);
+        insert(&outbox, "gap", 3);
+        let name = outbox.database.name();
+        outbox.execute(&format!("SELECT pg_drop_replication_slot('{name}')"));
+        outbox.execute(&format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+        let pruned = outbox.command(&["prune"], &[KEEP]);
+        assert!(pruned.code == Some(0) && pruned.output.contains("deleted 5 rows"), "{}", pruned.output);
+        let _walpost = outbox.relay(&[ALL, KEEP, OFTEN]);
+        insert(&outbox, "later", 2);
+        wait_until(PATIENCE, "what was streamed goes", || count(&outbox, "key = 'later'") == 0);
+        assert_eq!(count(&outbox, "key = 'gap'"), 3);
+    });
+}
+
+#[test]
+fn dead_letters_of_a_backfill_have_their_own_retention() {
+    let outbox = Outbox::shared(Version::NEWEST);
+    outbox.topic(EVENT_TYPE, 1);
+    let graves = outbox.topic("graves", 1);
+    insert(&outbox, "older", 5);
+    outbox.execute(
+        "UPDATE outbox SET event_type = 'no topic has this name' WHERE id = (SELECT min(id::text)::uuid FROM outbox)",
+    );
+    let init = outbox.command(&["init", "--backfill", "all"], &[("WALPOST_KAFKA_DEAD_LETTER_TOPIC", &graves)]);
+    assert_eq!(init.code, Some(0), "{}", init.output);
+    let pruned = outbox.command(&["prune"], &[KEEP]);
+    for said in ["deleted 4 rows", "kept 1 rows of dead-lettered events"] {
+        assert!(pruned.output.contains(said), "{}", pruned.output);
+    }
+}
