@@ -42,18 +42,18 @@ const SLICE_ONCE: Duration = Duration::from_mins(1);
 fn whatever_crashes_nothing_is_lost_confirmed_early_or_overtaken() {
     let (length, seed) = plan();
     let once = std::env::var("CRASH_DELIVERY").is_ok_and(|delivery| delivery == "exactly_once");
-    run(length, seed, once);
+    run(length, Faults::new(seed), once);
 }
 
 #[test]
 fn under_exactly_once_delivery_nothing_comes_twice_either() {
-    run(SLICE_ONCE, SLICE_SEED, true);
+    run(SLICE_ONCE, Faults::new(SLICE_SEED).sparing_single_broker(), true);
 }
 
-fn run(length: Duration, seed: u64, once: bool) {
+fn run(length: Duration, mut faults: Faults, once: bool) {
+    let seed = faults.seed();
     println!("seed {seed}, {length:?}");
     let world = World::start(WRITERS, length >= Duration::from_mins(10), once);
-    let mut faults = Faults::new(seed);
     let end = Instant::now() + length;
     while Instant::now() < end {
         faults.round(&world);

@@ -16,7 +16,7 @@ mod writer;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Once,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -68,6 +68,10 @@ const ISOLATED_EVENTS: u64 = 1000;
 const MOST_CONVICTS: usize = 64;
 /// Without an answer for so long walpost is not ready.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
+
+/// Said at each start, until it is not true any more.
+const EXPERIMENTAL: &str = "kafka.delivery = \"exactly_once\" is experimental: events were lost once in the crash kit where a \
+     single broker was killed; do not rely on it yet (docs/exactly-once.md)";
 
 /// Where the sink stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -150,6 +154,8 @@ impl ExactlyOnceSink {
         client_id: &str,
         (metrics, health): (Arc<Metrics>, Arc<Health>),
     ) -> Result<Self, SinkError> {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| tracing::warn!("{EXPERIMENTAL}"));
         let kafka = &config.kafka;
         let settings = transactional_config(kafka, sending, client_id);
         let (reports, given_up, stop) = (Arc::new(Reports::default()), Arc::default(), Arc::default());
