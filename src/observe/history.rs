@@ -1,6 +1,6 @@
 //! [`History`]: the last half hour in memory, so that whoever opens the status page sees what came before.
 //!
-//! Bounded by [`KEPT`] samples of a few words each. Lost with the process: for longer there is Prometheus.
+//! Bounded by `KEPT` samples of a few words each. Lost with the process: for longer there is Prometheus.
 
 use std::{
     collections::VecDeque,

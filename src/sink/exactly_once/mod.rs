@@ -1,7 +1,7 @@
 //! [`ExactlyOnceSink`]: events and the position behind them, in the same Kafka transaction.
 //!
 //! One transaction is open at a time. It takes records until it is due, then the position is added and all of it is committed
-//! by the [`Worker`]'s thread; while that lasts nothing is taken, and the stream's keepalives are answered. Only what is
+//! by the `Worker`'s thread; while that lasts nothing is taken, and the stream's keepalives are answered. Only what is
 //! committed is durable, so the slot never stands beyond the stored position: a slot that does is not ours. What is stored is
 //! skipped when the stream brings it again, to the event. Whatever fails, the transaction fails as a whole, and the next
 //! session begins with what is stored. See `docs/decisions/0011-exactly-once.md`.
