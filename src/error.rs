@@ -163,7 +163,7 @@ fn judge_sink(error: &SinkError) -> Verdict {
             Verdict::RetrySlowly("create the topic or grant the right to write to it; walpost resumes by itself")
         }
         SinkError::NoTransaction { .. } => Verdict::RetrySlowly(
-            "grant Write and Describe on the transactional id (kafka.progress_topic), or lower kafka.transaction_timeout_ms to what \
+            "grant Write on the topics, and Write and Describe on the transactional id (kafka.progress_topic), or lower kafka.transaction_timeout_ms to what \
              the brokers allow (transaction.max.timeout.ms); walpost resumes by itself",
         ),
         SinkError::Progress(_) => {
