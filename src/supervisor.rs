@@ -343,8 +343,7 @@ impl Supervisor {
         if self.fill.is_some() || !self.is_exactly_once() {
             return self.make_kafka_sink().map(|sink| SessionSink::AtLeastOnce(Box::new(sink)));
         }
-        let client_id = format!("walpost-{}", self.config.postgres.slot);
-        let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        let (client_id, watchers) = self.who_sends();
         let mut sink = ExactlyOnceSink::start(&self.config, self.sending, &client_id, watchers)?;
         sink.tell_of_dead_letters(Arc::clone(&self.shared.witness.buried));
         Ok(SessionSink::ExactlyOnce(Box::new(sink)))
@@ -354,10 +353,15 @@ impl Supervisor {
         self.config.kafka.delivery == Delivery::ExactlyOnce
     }
 
+    /// What brokers call a producer of ours, and who hears of its fate.
+    fn who_sends(&self) -> (String, (Arc<Metrics>, Arc<Health>)) {
+        let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        (format!("walpost-{}", self.config.postgres.slot), watchers)
+    }
+
     fn make_kafka_sink(&self) -> Result<KafkaSink, SinkError> {
         let (kafka, limits) = (&self.config.kafka, self.config.limits);
-        let client_id = format!("walpost-{}", self.config.postgres.slot);
-        let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        let (client_id, watchers) = self.who_sends();
         let mut sink = KafkaSink::start(kafka, limits, self.sending, &client_id, watchers)?;
         sink.tell_of_dead_letters(Arc::clone(&self.shared.witness.buried));
         Ok(sink)

@@ -123,7 +123,7 @@ pub struct ExactlyOnceSink {
     target: Mark,
     /// What is stored.
     stored: Mark,
-    /// Nothing is stored that has a position: the first commit is due at once.
+    /// What is stored is not what the session begins with: the first commit is due at once.
     must_write: bool,
     /// A transaction of Postgres is written in part.
     in_transaction: bool,
