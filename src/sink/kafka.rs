@@ -35,10 +35,10 @@ use super::{
     producer,
     reports::{Report, Reports},
     settings::client_config,
+    topics::STALLED_AFTER,
 };
 use crate::{
     ack::{AckTracker, Bounds, Load, Ticket},
-    codes::Code,
     config::{KafkaConfig, LimitsConfig},
     encode::Record,
     event::Position,
@@ -47,8 +47,6 @@ use crate::{
     observe::{Health, Metrics, Part},
 };
 
-/// Events in flight for so long without any delivery make walpost unready.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// How long the reports of a producer that died are waited for, since they name the cause.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// In isolation so many records fly at most, each of another key.
@@ -259,8 +257,7 @@ impl KafkaSink {
         self.last_delivery = Instant::now();
         if self.troubled {
             self.troubled = false;
-            self.topics.set_stalled(false);
-            self.health.well(Part::Kafka);
+            self.topics.watch().acknowledged();
         }
         if let Some(isolation) = &mut self.isolation {
             isolation.through(ticket);
@@ -283,12 +280,7 @@ impl KafkaSink {
             self.last_delivery = Instant::now();
         } else if self.last_delivery.elapsed() > STALLED_AFTER {
             self.troubled = true;
-            self.topics.set_stalled(true);
-            let what = "kafka acknowledges nothing: events have been in flight for more than 10 s";
-            let reason = format!("{what} [{}]", Code::Unacknowledged);
-            if self.health.trouble(Part::Kafka, &reason) {
-                tracing::warn!("{reason}");
-            }
+            self.topics.watch().stalled("events have been in flight");
         }
     }
 }

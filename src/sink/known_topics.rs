@@ -118,9 +118,9 @@ impl Topics {
         self.handles[*handle].produce(record, word)
     }
 
-    /// Says whether deliveries have stalled.
-    pub fn set_stalled(&self, stalled: bool) {
-        self.watch.set_stalled(stalled);
+    /// The watch, to tell it how deliveries go.
+    pub fn watch(&self) -> &TopicWatch {
+        &self.watch
     }
 
     /// The account for ordinary records of a topic, or `None` while it is not known to be there.

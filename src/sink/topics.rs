@@ -60,6 +60,9 @@ pub enum TopicState {
     },
 }
 
+/// Without an acknowledgement for so long walpost is not ready.
+pub const STALLED_AFTER: Duration = Duration::from_secs(10);
+
 /// What the thread shares with the sink.
 #[derive(Debug, Default)]
 struct Shared {
@@ -73,6 +76,7 @@ struct Shared {
 pub struct TopicWatch {
     questions: Sender<String>,
     shared: Arc<Shared>,
+    health: Arc<Health>,
 }
 
 impl TopicWatch {
@@ -88,7 +92,7 @@ impl TopicWatch {
         let watch = Watch {
             producer,
             reports,
-            health,
+            health: Arc::clone(&health),
             create,
             shared: Arc::clone(&shared),
             known: None,
@@ -96,7 +100,7 @@ impl TopicWatch {
             away: Cell::new(false),
         };
         std::thread::Builder::new().name("kafka-topics".into()).spawn(move || watch.run(&asked))?;
-        Ok(Self { questions, shared })
+        Ok(Self { questions, shared, health })
     }
 
     /// Asks about a topic. The answer comes with a nudge of the reports.
@@ -110,9 +114,22 @@ impl TopicWatch {
         self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner).remove(topic)
     }
 
-    /// Says whether deliveries have stalled.
-    pub fn set_stalled(&self, stalled: bool) {
-        self.shared.stalled.store(stalled, Relaxed);
+    /// Deliveries have stalled. Told once, until they have not: others may have a better reason, and the two would take turns.
+    pub fn stalled(&self, what: &str) {
+        if self.shared.stalled.swap(true, Relaxed) {
+            return;
+        }
+        let limit = STALLED_AFTER.as_secs();
+        let reason = format!("kafka acknowledges nothing: {what} for more than {limit} s [{}]", Code::Unacknowledged);
+        if self.health.trouble(Part::Kafka, &reason) {
+            tracing::warn!("{reason}");
+        }
+    }
+
+    /// Something was acknowledged.
+    pub fn acknowledged(&self) {
+        self.shared.stalled.store(false, Relaxed);
+        self.health.well(Part::Kafka);
     }
 }
 

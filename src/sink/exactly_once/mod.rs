@@ -45,10 +45,10 @@ use super::{
     producer::{self, no_thread},
     reports::{Report, Reports},
     settings::transactional_config,
+    topics::STALLED_AFTER,
 };
 use crate::{
     clock,
-    codes::Code,
     config::Config,
     encode::Record,
     event::Position,
@@ -66,8 +66,6 @@ const SPLIT_AT: u32 = 3;
 const ISOLATED_EVENTS: u64 = 1000;
 /// So many refused records are dead letters together; more would be too many to find and to keep.
 const MOST_CONVICTS: usize = 64;
-/// Without an answer for so long walpost is not ready.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 /// Said at each start, until it is not true any more.
 const EXPERIMENTAL: &str = "kafka.delivery = \"exactly_once\" is experimental: events were lost once in the crash kit where a \
@@ -297,7 +295,7 @@ impl ExactlyOnceSink {
         let end = self.target.end.max(mark.end);
         self.target = Mark { end, ..mark.clone() };
         (self.stored, self.skip, self.state) = (mark.clone(), mark, State::Idle);
-        self.health.well(Part::Kafka);
+        self.topics.watch().acknowledged();
         Ok(())
     }
 
@@ -326,8 +324,7 @@ impl ExactlyOnceSink {
             self.topics.refused = None;
             self.health.well(Part::Topic);
         }
-        self.health.well(Part::Kafka);
-        self.topics.set_stalled(false);
+        self.topics.watch().acknowledged();
         self.batch.clear();
         self.stored = mark;
         fault::point("after_ack");
@@ -356,12 +353,7 @@ impl ExactlyOnceSink {
     fn watch_for_stall(&mut self) {
         let waits = matches!(self.state, State::Recovering | State::Committing(_));
         if waits && self.since.elapsed() > STALLED_AFTER {
-            self.topics.set_stalled(true);
-            let what = "kafka acknowledges nothing: a transaction has waited for its end for more than 10 s";
-            let reason = format!("{what} [{}]", Code::Unacknowledged);
-            if self.health.trouble(Part::Kafka, &reason) {
-                tracing::warn!("{reason}");
-            }
+            self.topics.watch().stalled("a transaction has waited for its end");
         }
     }
 
