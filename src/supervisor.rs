@@ -3,6 +3,7 @@
 //! A session is a producer, a connection and a stream. What one has learned that the next must know (a topic that refuses, a
 //! batch to take apart, what the brokers have beyond the slot) is kept here.
 
+mod clock_step;
 mod password;
 mod reasons;
 mod session_sink;
@@ -15,7 +16,7 @@ use crate::{
     backfill::{Fill, Filled},
     backoff::Backoff,
     codes,
-    config::{Config, Delivery, Secret, SourceKind},
+    config::{Config, Delivery, KafkaConfig, Secret, SourceKind},
     error::{Verdict, chain, judge},
     fault,
     lsn::Lsn,
@@ -129,6 +130,8 @@ pub struct Supervisor {
     learned: Learned,
     /// What the present producer proves itself with, where that stands in a file.
     password: Option<Secret>,
+    /// When the producer was made.
+    clock: clock_step::Offset,
     /// The cluster that this process streams from.
     system: Option<String>,
     /// Rows to publish before the stream, or instead of one.
@@ -165,6 +168,7 @@ impl Supervisor {
             was_too_large: false,
             delivered: Delivered::default(),
             password: None,
+            clock: clock_step::Offset::default(),
             spare: None,
             refused: None,
             learned: Learned { accepted, ..Learned::default() },
@@ -238,7 +242,7 @@ impl Supervisor {
         let mut sink = if let Some(sink) = self.spare.take() {
             sink
         } else {
-            self.password = self.config.kafka.password_in_file();
+            (self.password, self.clock) = (self.config.kafka.password_in_file(), clock_step::Offset::now());
             self.make_sink()?
         };
         let mut wish = self.signals.wish.clone();
@@ -280,12 +284,12 @@ impl Supervisor {
         tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
         let stages = (&mut self.stages, confirmed);
-        let changed = password::changes(self.password.as_ref(), &self.config.kafka, &self.shared.health);
+        let renewal = renewal(self.clock, self.password.as_ref(), (&self.config.kafka, &self.shared.health));
         let outcome = match sink {
             SessionSink::AtLeastOnce(sink) => {
                 sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
                 let outcome =
-                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
+                    unless(renewal, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
                 self.refused = sink.refused().map(str::to_owned);
                 self.delivered = sink.leave_delivered();
                 outcome
@@ -293,7 +297,7 @@ impl Supervisor {
             SessionSink::ExactlyOnce(sink) => {
                 sink.prepare(here, std::mem::take(&mut self.learned));
                 let outcome =
-                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
+                    unless(renewal, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
                 self.learned = sink.leave();
                 outcome
             }
@@ -311,7 +315,8 @@ impl Supervisor {
         let witnesses = Witnesses { telltale, health: &self.shared.health };
         let way = (&self.config, self.sending.mode != Mode::Normal);
         let mut session = poll::Session::new(&mut queue, (sink, &mut self.stages), way, witnesses);
-        session.run(&mut self.retries, &mut self.signals).await.map(|()| Over::AsAsked)
+        let renewal = renewal(self.clock, self.password.as_ref(), (&self.config.kafka, &self.shared.health));
+        unless(renewal, session.run(&mut self.retries, &mut self.signals)).await.map(|()| Over::AsAsked)
     }
 
     /// Publishes the rows that stand before the stream, then gives the slot its name.
@@ -501,16 +506,28 @@ impl Supervisor {
     }
 }
 
-/// A session that ends early when the producer's password is no longer the right one. What was acknowledged and is not
-/// confirmed is remembered, as after every session.
+/// Ends when the producer is no longer of use, as far as that shows from outside.
+async fn renewal(
+    clock: clock_step::Offset,
+    password: Option<&Secret>,
+    (kafka, health): (&KafkaConfig, &Health),
+) -> SessionError {
+    tokio::select! {
+        error = password::changes(password, kafka, health) => error,
+        error = clock.set_back() => error,
+    }
+}
+
+/// A session that ends early when the producer has to be renewed. What was acknowledged and is not confirmed is remembered, as
+/// after every session.
 async fn unless(
-    changed: impl Future<Output = SessionError>,
+    renewal: impl Future<Output = SessionError>,
     session: impl Future<Output = Result<(), SessionError>>,
 ) -> Result<(), SessionError> {
     tokio::select! {
         // the session first: how it ended says more
         biased;
         outcome = session => outcome,
-        changed = changed => Err(changed),
+        renewal = renewal => Err(renewal),
     }
 }

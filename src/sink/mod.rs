@@ -50,7 +50,7 @@ pub trait Sink {
     fn seal(&mut self, end: Lsn);
     /// Everything before this position is delivered.
     fn durable(&self) -> Lsn;
-    /// Takes in what is known by now of deliveries. `clock_ahead_us`: the server's clock minus ours.
+    /// Takes in what is known by now of deliveries. `clock_ahead_us`: the server's clock minus [`steady_us`](crate::clock::steady_us).
     fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError>;
     /// Returns when a [`Self::tick`] may change something for a sink that was full. Cancel-safe.
     fn ready(&self) -> impl Future<Output = ()>;

@@ -304,7 +304,7 @@ impl ExactlyOnceSink {
         self.take_reports();
         self.metrics.once.transactions.with_label_values(&["committed"]).inc();
         self.metrics.once.commit_seconds.observe(self.since.elapsed().as_secs_f64());
-        let at_us = clock::unix_us() + self.clock_ahead_us;
+        let at_us = clock::steady_us() + self.clock_ahead_us;
         for (commit_us, events) in self.batch.commits() {
             let waited = Duration::from_micros(at_us.saturating_sub(commit_us).max(0).unsigned_abs()).as_secs_f64();
             (0..events).for_each(|_| self.commit_to_ack.observe(waited));
