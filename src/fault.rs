@@ -12,6 +12,8 @@ pub enum Bug {
     KeepalivePlusOne,
     /// A record that is delivered takes the watermark over those before it.
     UnorderedWatermark,
+    /// Every tenth Kafka transaction is aborted where it should be committed, and taken for committed.
+    CommitForNothing,
     /// With the first event in flight the loop stops turning, while its thread goes on.
     StandingLoop,
 }
@@ -55,6 +57,7 @@ pub fn point(name: &str) {
 pub fn bug(bug: Bug) -> bool {
     use std::sync::LazyLock;
     static PLAN: LazyLock<Option<Bug>> = LazyLock::new(|| match std::env::var("CRASH_BUG").ok()?.as_str() {
+        "commit_for_nothing" => Some(Bug::CommitForNothing),
         "confirm_on_receipt" => Some(Bug::ConfirmOnReceipt),
         "keepalive_plus_one" => Some(Bug::KeepalivePlusOne),
         "standing_loop" => Some(Bug::StandingLoop),

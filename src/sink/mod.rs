@@ -124,6 +124,15 @@ pub enum SinkError {
         /// librdkafka's name of the error.
         code: String,
     },
+    /// A transaction that the brokers called committed is not.
+    #[error(
+        "a transaction was acknowledged as committed, and topic {topic:?} does not have it; nothing of it was confirmed, and it is \
+         sent again from what is stored"
+    )]
+    NotThere {
+        /// The progress topic.
+        topic: String,
+    },
     /// The producer is dead.
     #[error("the producer failed: {code}")]
     Producer {

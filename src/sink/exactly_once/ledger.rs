@@ -1,10 +1,16 @@
-//! [`Ledger`]: the progress topic as it is read at a start.
+//! [`Ledger`]: the progress topic as it is read: at a start, and behind every commit.
 //!
 //! The last record of the slot's key counts, and only once nothing before the end of the topic is undecided: with a
 //! transaction of somebody else open, who reads only what is committed would be shown an old record as the last one. Read
 //! backwards, since the newest part of a compacted topic is not compacted.
+//!
+//! What a commit has brought about is seen by reading on from there. A client can be told that a transaction is committed when
+//! it is not: the brokers answer the end of a transaction that they know nothing of like that of the one before it.
 
-use std::time::Duration;
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 use rdkafka::{
     ClientContext, Message, Offset, TopicPartitionList,
@@ -28,6 +34,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How many records from the end are read first; each further try reads so many times more.
 const FIRST_READ: i64 = 50;
 const READ_MORE: i64 = 10;
+/// A record that was not seen so long after its commit may not be there: the brokers are asked.
+const DOUBT_AFTER: Duration = Duration::from_secs(1);
 /// The only one.
 const PARTITION: i32 = 0;
 
@@ -53,6 +61,15 @@ pub enum NotRead {
     Denied(String),
 }
 
+/// What is not there behind a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotSeen {
+    /// Nobody waits for it any more.
+    GivenUp,
+    /// The topic is decided up to its end, and the record is not among what is committed.
+    NotThere,
+}
+
 /// The producer tells of the brokers' trouble; the ends of partitions are none.
 struct Quiet;
 
@@ -73,6 +90,8 @@ pub struct Ledger {
     topic: String,
     committed: BaseConsumer<Quiet>,
     all: BaseConsumer<Quiet>,
+    /// Up to here it is known.
+    end: Cell<i64>,
 }
 
 impl Ledger {
@@ -80,7 +99,7 @@ impl Ledger {
     pub fn connect(config: &KafkaConfig) -> Result<Self, KafkaError> {
         let reader = |committed| reader_config(config, committed).create_with_context(Quiet);
         let (committed, all) = (reader(true)?, reader(false)?);
-        Ok(Self { topic: config.progress_topic.clone(), committed, all })
+        Ok(Self { topic: config.progress_topic.clone(), committed, all, end: Cell::new(0) })
     }
 
     /// The last value under a key. Goes on until it is known, or nobody waits for it.
@@ -88,7 +107,10 @@ impl Ledger {
         let mut told = false;
         while !is_given_up() {
             let error = match self.try_read(key, is_given_up) {
-                Ok(Some(entry)) => return Ok(entry),
+                Ok(Some(entry)) => {
+                    self.rest();
+                    return Ok(entry);
+                }
                 Ok(None) => {
                     if !std::mem::replace(&mut told, true) {
                         let topic = &self.topic;
@@ -134,13 +156,10 @@ impl Ledger {
             );
             return Err(TryError::NotRead(NotRead::Unfit(why)));
         }
-        let (low, high) = self.all.fetch_watermarks(&self.topic, PARTITION, ANSWER_LIMIT)?;
+        let Some((low, high)) = self.decided()? else { return Ok(None) };
+        self.end.set(high);
         if low == high {
             return Ok(Some(Entry::None));
-        }
-        let (_, decided) = self.committed.fetch_watermarks(&self.topic, PARTITION, ANSWER_LIMIT)?;
-        if decided < high {
-            return Ok(None);
         }
         let mut records = FIRST_READ;
         loop {
@@ -153,6 +172,61 @@ impl Ledger {
             }
             records = records.saturating_mul(READ_MORE);
         }
+    }
+
+    /// Where the topic begins and ends, once everything in it is decided.
+    fn decided(&self) -> Result<Option<(i64, i64)>, KafkaError> {
+        let (low, high) = self.all.fetch_watermarks(&self.topic, PARTITION, ANSWER_LIMIT)?;
+        if low == high {
+            return Ok(Some((low, high)));
+        }
+        let (_, decided) = self.committed.fetch_watermarks(&self.topic, PARTITION, ANSWER_LIMIT)?;
+        Ok((decided >= high).then_some((low, high)))
+    }
+
+    /// Reads on until the value comes that was just committed under a key. Waits while brokers are away or the end is undecided.
+    pub fn see(&self, key: &str, value: &[u8], is_given_up: &dyn Fn() -> bool) -> Result<(), NotSeen> {
+        if let Err(error) = self.resume() {
+            tracing::debug!(%error, topic = self.topic, "the progress topic cannot be read on");
+        }
+        let mut asked = Instant::now();
+        while !is_given_up() {
+            match self.committed.poll(ASK_AGAIN) {
+                Some(Ok(record)) if record.payload() == Some(value) => {
+                    self.end.set(record.offset() + 1);
+                    self.rest();
+                    return Ok(());
+                }
+                Some(Err(KafkaError::PartitionEOF(_))) | None if asked.elapsed() >= DOUBT_AFTER => {
+                    match self.try_read(key, is_given_up) {
+                        Ok(Some(Entry::Value(last))) if last == value => {
+                            self.rest();
+                            return Ok(());
+                        }
+                        Ok(Some(_)) => return Err(NotSeen::NotThere),
+                        Ok(None) | Err(_) => asked = Instant::now(),
+                    }
+                }
+                Some(Ok(_) | Err(KafkaError::PartitionEOF(_))) | None => {}
+                Some(Err(error)) => {
+                    tracing::debug!(%error, topic = self.topic, "the progress topic cannot be read yet");
+                }
+            }
+        }
+        Err(NotSeen::GivenUp)
+    }
+
+    /// Between commits nothing is fetched: a reader that is quick at a start asks a hundred times a second.
+    fn rest(&self) {
+        // with nothing assigned there is nothing that could fail
+        let _ = self.committed.unassign();
+    }
+
+    /// Lets the reader go on where it was.
+    fn resume(&self) -> Result<(), KafkaError> {
+        let mut assignment = TopicPartitionList::new();
+        assignment.add_partition_offset(&self.topic, PARTITION, Offset::Offset(self.end.get()))?;
+        self.committed.assign(&assignment)
     }
 
     /// The last value under a key between an offset and the end.

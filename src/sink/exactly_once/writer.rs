@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, Sender, channel},
     },
     time::Duration,
@@ -17,14 +17,14 @@ use rdkafka::{
 };
 
 use super::{
-    ledger::{Entry, Ledger, NotRead},
+    ledger::{Entry, Ledger, NotRead, NotSeen},
     progress::Progress,
 };
 use crate::{
     ack::Ticket,
     config::KafkaConfig,
     encode::{Headers, Record},
-    fault,
+    fault::{self, Bug},
     sink::{
         SinkError,
         kafka_error::{self, Verdict},
@@ -53,7 +53,6 @@ pub struct Writer {
     config: KafkaConfig,
     slot: String,
     producer: Arc<SessionProducer>,
-    /// Until it was read.
     ledger: Option<Ledger>,
     topic: Option<TopicHandle>,
     given_up: Arc<AtomicBool>,
@@ -107,12 +106,8 @@ impl Writer {
     }
 
     fn read(&mut self, create: bool) -> Result<Stored, SinkError> {
-        let Some(ledger) = self.ledger.take() else { return Ok(Ok(None)) };
-        let given_up = || self.given_up.load(Relaxed);
-        let entry = ledger.read(&self.slot, &given_up);
-        // its end takes a tenth of a second, in which nothing could be committed
-        let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
-        match entry {
+        let Some(ledger) = &self.ledger else { return Ok(Ok(None)) };
+        match ledger.read(&self.slot, &|| self.given_up.load(Relaxed)) {
             Ok(Entry::NoTopic) if create => self.create_topic().map(|()| Ok(None)),
             Ok(Entry::NoTopic | Entry::None) => Ok(Ok(None)),
             Ok(Entry::Value(value)) => Ok(Progress::from_bytes(&value).map(Some)),
@@ -129,7 +124,7 @@ impl Writer {
         creator.topic(topic).map_err(|code| SinkError::Refused { topic: topic.clone(), code })
     }
 
-    /// Adds the position to the transaction that is open, and commits it.
+    /// Adds the position to the transaction that is open, commits it, and waits until both can be read.
     pub fn commit(&self, progress: &[u8]) -> Result<(), SinkError> {
         let headers = Headers::default();
         let record = Record {
@@ -145,6 +140,9 @@ impl Writer {
         let produced = self.topic.as_ref().map(|topic| topic.produce(&record, word));
         produced.unwrap_or(Err(RDKafkaErrorCode::UnknownTopic)).map_err(|code| self.failed(code))?;
         fault::point("before_commit");
+        if fault::bug(Bug::CommitForNothing) {
+            return self.abort_unseen(progress);
+        }
         loop {
             match produce::commit(&self.producer) {
                 Ok(()) => break,
@@ -155,7 +153,27 @@ impl Writer {
             }
         }
         fault::point("after_commit");
-        Ok(())
+        self.see(progress)
+    }
+
+    /// What was committed can be read. Only that makes it so: see [`Ledger::see`].
+    fn see(&self, progress: &[u8]) -> Result<(), SinkError> {
+        let Some(ledger) = &self.ledger else { return Ok(()) };
+        ledger.see(&self.slot, progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
+            NotSeen::GivenUp => SinkError::Producer { code: "GivenUp".into() },
+            NotSeen::NotThere => SinkError::NotThere { topic: self.config.progress_topic.clone() },
+        })
+    }
+
+    /// The deliberate bug: every tenth transaction is taken for committed and is not.
+    fn abort_unseen(&self, progress: &[u8]) -> Result<(), SinkError> {
+        static COMMITS: AtomicU64 = AtomicU64::new(1);
+        if COMMITS.fetch_add(1, Relaxed).is_multiple_of(10) {
+            self.abort();
+        } else {
+            produce::commit(&self.producer).map_err(|NotCommitted { code, .. }| self.failed(code))?;
+        }
+        self.see(progress)
     }
 
     fn failed(&self, code: RDKafkaErrorCode) -> SinkError {
@@ -241,5 +259,13 @@ fn work(mut writer: Writer, todo: &Receiver<Job>, place: &Mutex<Option<Outcome>>
         if spoiled {
             return writer.abort();
         }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // the end of a consumer takes a tenth of a second, in which the next session could begin
+        let ledger = self.ledger.take();
+        let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
     }
 }
