@@ -167,6 +167,9 @@ impl Kafka {
 
     fn consumer_config(&self) -> ClientConfig {
         let mut config = self.client_config();
+        // the answers of newer versions name new leaders; where some partitions have one and others none, as while a broker starts,
+        // librdkafka reads what it never wrote and may crash (https://github.com/confluentinc/librdkafka/issues/5280)
+        config.set("api.version.request", "false").set("broker.version.fallback", "0.11.0");
         config.set("group.id", "nobody").set("enable.auto.commit", "false").set("enable.partition.eof", "true");
         config
     }
