@@ -242,6 +242,8 @@ impl Ledger {
                 }
                 Some(Ok(_)) | None => {}
                 Some(Err(KafkaError::PartitionEOF(_))) => return Ok(last),
+                // told again and again while it lasts, and still in the queue when it is over
+                Some(Err(error)) if is_absence(&error) => {}
                 Some(Err(error)) => return Err(error.into()),
             }
             if is_given_up() {
@@ -265,4 +267,10 @@ impl From<KafkaError> for TryError {
 fn is_unknown(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(code, Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition)
+}
+
+/// No broker is there; the reader goes on by itself once one is.
+fn is_absence(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(error.rdkafka_error_code(), Some(Code::AllBrokersDown | Code::BrokerTransportFailure | Code::Resolve))
 }
