@@ -17,6 +17,7 @@ use rdkafka::{
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, Consumer, ConsumerContext},
     error::{KafkaError, RDKafkaErrorCode},
+    message::BorrowedMessage,
 };
 
 use crate::{
@@ -184,8 +185,8 @@ impl Ledger {
         Ok((decided >= high).then_some((low, high)))
     }
 
-    /// Reads on until the value comes that was just committed under a key. Waits while brokers are away or the end is undecided.
-    pub fn see(&self, key: &str, value: &[u8], is_given_up: &dyn Fn() -> bool) -> Result<(), NotSeen> {
+    /// Reads on until the value comes that was just committed. Waits while brokers are away or the end is undecided.
+    pub fn see(&self, value: &[u8], is_given_up: &dyn Fn() -> bool) -> Result<(), NotSeen> {
         if let Err(error) = self.resume() {
             tracing::debug!(%error, topic = self.topic, "the progress topic cannot be read on");
         }
@@ -198,12 +199,12 @@ impl Ledger {
                     return Ok(());
                 }
                 Some(Err(KafkaError::PartitionEOF(_))) | None if asked.elapsed() >= DOUBT_AFTER => {
-                    match self.try_read(key, is_given_up) {
-                        Ok(Some(Entry::Value(last))) if last == value => {
+                    match self.is_there(value, is_given_up) {
+                        Ok(Some(true)) => {
                             self.rest();
                             return Ok(());
                         }
-                        Ok(Some(_)) => return Err(NotSeen::NotThere),
+                        Ok(Some(false)) => return Err(NotSeen::NotThere),
                         Ok(None) | Err(_) => asked = Instant::now(),
                     }
                 }
@@ -214,6 +215,22 @@ impl Ledger {
             }
         }
         Err(NotSeen::GivenUp)
+    }
+
+    /// Whether a value is among what is committed since the last one; `None` while that is not decided.
+    fn is_there(&self, value: &[u8], is_given_up: &dyn Fn() -> bool) -> Result<Option<bool>, TryError> {
+        let high = match self.decided() {
+            Ok(Some((_, high))) => high,
+            Ok(None) => return Ok(None),
+            Err(error) if error.rdkafka_error_code().is_some_and(is_unknown) => return Ok(Some(false)),
+            Err(error) => return Err(error.into()),
+        };
+        let mut is_there = false;
+        self.read_from(self.end.get(), &mut |record| is_there |= record.payload() == Some(value), is_given_up)?;
+        if is_there {
+            self.end.set(high);
+        }
+        Ok(Some(is_there))
     }
 
     /// Between commits nothing is fetched: a reader that is quick at a start asks a hundred times a second.
@@ -231,17 +248,31 @@ impl Ledger {
 
     /// The last value under a key between an offset and the end.
     fn last_from(&self, start: i64, key: &str, is_given_up: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>, TryError> {
+        let mut last = None;
+        let mut take = |record: &BorrowedMessage<'_>| {
+            if record.key() == Some(key.as_bytes()) {
+                last = record.payload().map(<[u8]>::to_vec);
+            }
+        };
+        self.read_from(start, &mut take, is_given_up)?;
+        Ok(last)
+    }
+
+    /// Reads what is committed between an offset and the end.
+    fn read_from(
+        &self,
+        start: i64,
+        take: &mut dyn FnMut(&BorrowedMessage<'_>),
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<(), TryError> {
         let mut assignment = TopicPartitionList::new();
         assignment.add_partition_offset(&self.topic, PARTITION, Offset::Offset(start))?;
         self.committed.assign(&assignment)?;
-        let mut last = None;
         loop {
             match self.committed.poll(ASK_AGAIN) {
-                Some(Ok(record)) if record.key() == Some(key.as_bytes()) => {
-                    last = record.payload().map(<[u8]>::to_vec);
-                }
-                Some(Ok(_)) | None => {}
-                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(last),
+                Some(Ok(record)) => take(&record),
+                None => {}
+                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(()),
                 // told again and again while it lasts, and still in the queue when it is over
                 Some(Err(error)) if is_absence(&error) => {}
                 Some(Err(error)) => return Err(error.into()),

@@ -159,7 +159,7 @@ impl Writer {
     /// What was committed can be read. Only that makes it so: see [`Ledger::see`].
     fn see(&self, progress: &[u8]) -> Result<(), SinkError> {
         let Some(ledger) = &self.ledger else { return Ok(()) };
-        ledger.see(&self.slot, progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
+        ledger.see(progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
             NotSeen::GivenUp => SinkError::Producer { code: "GivenUp".into() },
             NotSeen::NotThere => SinkError::NotThere { topic: self.config.progress_topic.clone() },
         })
