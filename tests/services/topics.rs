@@ -71,6 +71,17 @@ impl Kafka {
         wait_until(PATIENCE, &format!("topic {name} is known"), || self.partitions(name) == Some(partitions));
     }
 
+    /// The same where the brokers may be in no state to do so. False: it is not there, or not yet.
+    pub fn try_create_topic(&self, name: &str, partitions: i32) -> bool {
+        let (admin, topic) = (self.admin(), name.to_owned());
+        complete(async move {
+            let topic = NewTopic::new(&topic, partitions, TopicReplication::Fixed(-1));
+            // there by now or not: the brokers know it better than an answer that did not come
+            let _ = admin.create_topics([&topic], &options()).await;
+        });
+        self.partitions(name) == Some(partitions)
+    }
+
     /// Creates topics, some hundred in a request, and waits until the last is known.
     pub fn create_topics(&self, names: &[String], partitions: i32) {
         for names in names.chunks(500) {
