@@ -40,6 +40,7 @@ pub async fn run(config: &Config, consumer: Option<&Consumer>) -> Report {
     let client = sql::connect(&config.postgres.conninfo).await;
     match &client {
         Ok(client) => {
+            be_patient_no_longer(client).await;
             findings.ok("postgres_reachable", format!("Postgres answers at {}", config.postgres.conninfo.redacted()));
             if config.postgres.source == SourceKind::Wal {
                 replication_link(config, &mut findings).await;
@@ -60,6 +61,12 @@ pub async fn run(config: &Config, consumer: Option<&Consumer>) -> Report {
     Report::new(findings)
 }
 
+/// A table that somebody has locked must not hold up the whole examination: even the catalog's views may wait for it.
+async fn be_patient_no_longer(client: &Client) {
+    // where it fails, so does what comes next, which tells of it
+    let _ = client.batch_execute("SET lock_timeout = '5s'; SET statement_timeout = '10s'").await;
+}
+
 /// Looks at what Postgres says over an open link: server, tables, publication and slot.
 pub async fn postgres(client: &Client, config: &Config) -> Vec<Finding> {
     let mut findings = Findings::default();
@@ -68,7 +75,8 @@ pub async fn postgres(client: &Client, config: &Config) -> Vec<Finding> {
             "postgres_failed",
             format!("a look at the catalog failed: {}", chain(&error)),
             "what could not be looked at may be wrong",
-            "run walpost check again; if it stays so, see the server's log",
+            "run walpost check again; if it stays so, see the server's log, and who holds locks: `SELECT * FROM pg_locks WHERE \
+             NOT granted`",
         );
     }
     findings.into_vec()

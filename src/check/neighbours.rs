@@ -172,7 +172,7 @@ async fn other_slots(client: &Client, config: &Config, findings: &mut Findings) 
             Some(pid) => (
                 format!("process {pid} reads it"),
                 format!(
-                    "see why its reader lags; if nobody needs it: `SELECT pg_terminate_backend({pid}, 5000)` and {drop}"
+                    "see why its reader lags, or which transaction it waits for; if nobody needs it: `SELECT pg_terminate_backend({pid}, 5000)` and {drop}"
                 ),
             ),
         };

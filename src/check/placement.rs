@@ -15,7 +15,7 @@ use rdkafka::{
     message::Headers as _,
 };
 
-use super::{Findings, kafka::tool};
+use super::{Findings, consumer::Quiet, kafka::tool};
 use crate::{config::KafkaConfig, sink::reader_config};
 
 /// So many of the oldest records of a partition are looked at.
@@ -89,7 +89,7 @@ fn judge(config: &KafkaConfig, topics: &HashMap<String, usize>, seen: HashMap<St
 fn look(config: &KafkaConfig, topics: &HashMap<String, usize>) -> Result<HashMap<String, Seen>, KafkaError> {
     let mut settings = reader_config(config, false);
     settings.set("fetch.message.max.bytes", "65536").set("queued.max.messages.kbytes", "4096");
-    let consumer: BaseConsumer = settings.create()?;
+    let consumer: BaseConsumer<Quiet> = settings.create_with_context(Quiet)?;
     let mut assignment = TopicPartitionList::new();
     for (topic, partitions) in topics {
         for partition in 0..i32::try_from(*partitions).unwrap_or_default() {
