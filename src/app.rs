@@ -138,7 +138,7 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
 async fn tell_findings(config: &Config) {
     let Ok(client) = sql::connect(&config.postgres.conninfo).await else { return };
     for finding in check::postgres(&client, config).await {
-        if finding.severity > Severity::Ok {
+        if finding.severity >= Severity::Warn {
             let (what, why, fix) = (finding.what, finding.why, finding.fix);
             tracing::warn!(code = finding.code, what, why = &*why, fix, "found at the start; see `walpost check`");
         }

@@ -28,7 +28,7 @@ pub use buried::{Buried, Ids};
 pub use delivered::Delivered;
 pub use exactly_once::{ExactlyOnceSink, Refusal};
 pub use kafka::{Failed, KafkaSink, Mode, Sending};
-pub use settings::{admin_config, client_config};
+pub use settings::{admin_config, client_config, reader_config};
 
 /// What became of a record that was handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
