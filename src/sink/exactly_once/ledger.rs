@@ -4,8 +4,8 @@
 //! transaction of somebody else open, who reads only what is committed would be shown an old record as the last one. Read
 //! backwards, since the newest part of a compacted topic is not compacted.
 //!
-//! What a commit has brought about is seen by reading on from there. A client can be told that a transaction is committed when
-//! it is not: the brokers answer the end of a transaction that they know nothing of like that of the one before it.
+//! What a commit has brought about is seen by reading on from there: brokers acknowledge the end of a transaction before its
+//! marks are in the partitions, and a coordinator that crashes in between can leave them out.
 
 use std::{
     cell::Cell,
