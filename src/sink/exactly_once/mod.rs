@@ -69,7 +69,7 @@ const MOST_CONVICTS: usize = 64;
 
 /// Said at each start, until it is not true any more.
 const EXPERIMENTAL: &str = "kafka.delivery = \"exactly_once\" is experimental: brokers that crash can leave out the end of a \
-     transaction in topics that were created shortly before (docs/exactly-once.md)"; do not rely on it yet (docs/exactly-once.md)";
+     transaction in topics that were created shortly before (docs/exactly-once.md)";
 
 /// Where the sink stands.
 #[derive(Debug, Clone, PartialEq)]
