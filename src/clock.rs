@@ -5,10 +5,12 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use crate::fault;
+
 /// Unix time in µs; 0 before 1970.
 pub fn unix_us() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX).saturating_add(fault::clock_offset_us())
 }
 
 /// Unix time in µs as it was when the process started, and on from there by a clock that nobody sets. Ages are taken by this

@@ -67,6 +67,15 @@ pub fn bug(bug: Bug) -> bool {
     *PLAN == Some(bug)
 }
 
+/// How far the wall clock is to be off, µs: what stands in the file that `CRASH_CLOCK` names.
+#[cfg(debug_assertions)]
+pub fn clock_offset_us() -> i64 {
+    use std::sync::LazyLock;
+    static FILE: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("CRASH_CLOCK").ok());
+    let text = FILE.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Nothing.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
@@ -77,4 +86,11 @@ pub fn point(_name: &str) {}
 #[inline(always)]
 pub fn bug(_bug: Bug) -> bool {
     false
+}
+
+/// Zero.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub fn clock_offset_us() -> i64 {
+    0
 }

@@ -128,27 +128,19 @@ fn lag_grows_while_the_broker_is_frozen_and_is_gone_behind_it() {
 /// As after a machine's sleep, or when somebody sets its clock: of walpost's clocks only the wall clock jumps.
 #[test]
 fn a_wall_clock_that_jumps_shows_no_lag_and_stops_nothing() {
-    let libraries = std::fs::read_dir("/usr/lib").expect("any system has it").flatten();
-    let library = libraries.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|path| path.exists());
-    let library = library.expect("setup.sh installs faketime");
+    // not by libfaketime: it does not reach the waits of librdkafka's threads, which then stand for as long as the jump
     let file = crate::services::run::folder("clock").join("offset");
     let set = |offset: &str| std::fs::write(&file, offset).expect("a file in our own folder");
-    set("+0s");
     let outbox = Outbox::shared(Version::NEWEST);
     let topic = outbox.topic("t", 1);
-    let walpost = outbox.relay(&[
-        ("LD_PRELOAD", library.to_str().expect("a plain path")),
-        ("FAKETIME_TIMESTAMP_FILE", file.to_str().expect("a plain path")),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-    ]);
+    let walpost = outbox.relay(&[("CRASH_CLOCK", file.to_str().expect("a plain path"))]);
     let now = || {
         let overview: serde_json::Value =
             serde_json::from_str(&walpost.get("/status/history").body).expect("it is JSON");
         overview["now_ms"].as_f64().expect("a number") / 1000.0
     };
     for (number, jump) in [0.0, 3600.0, -3600.0, 86_400.0].into_iter().enumerate() {
-        set(&format!("{jump:+}s"));
+        set(&format!("{}", jump * 1e6));
         assert!(
             (now() - std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64() - jump).abs()
                 < 60.0,
@@ -164,6 +156,7 @@ fn a_wall_clock_that_jumps_shows_no_lag_and_stops_nothing() {
         outbox.wait_until_confirmed();
         claim(&walpost, &[("walpost_replication_lag_seconds", 0.0)]);
     }
+    walpost.wait_for_log(PATIENCE, "the clock was set back");
     assert_eq!(outbox.kafka.read_all(&[&topic]).len(), 4);
     assert!(walpost.metric("walpost_commit_to_ack_seconds_sum") < 120.0);
 }

@@ -66,7 +66,6 @@ find_lacks() {
     if [ "$purpose" = page ]; then has chromium || lack chromium Chromium; fi
     if [ "$purpose" = test ]; then
         find_lacks_of_clients
-        has faketime || lack faketime 'faketime and its library'
         has dpkg || lack dpkg dpkg
         compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || lack libfaketime libfaketime
         [ "$(id -u)" = 0 ] || has fakeroot || lack fakeroot fakeroot
