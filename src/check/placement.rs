@@ -34,10 +34,9 @@ struct Seen {
 
 /// Topics with the number of their partitions.
 pub(super) async fn check(config: &KafkaConfig, mut topics: HashMap<String, usize>, findings: &mut Findings) {
-    topics.retain(|_, partitions| *partitions > 1);
     let mut room = PARTITIONS;
     topics.retain(|_, partitions| {
-        let fits = *partitions <= room;
+        let fits = (2..=room).contains(partitions);
         room -= if fits { *partitions } else { 0 };
         fits
     });

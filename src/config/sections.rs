@@ -7,6 +7,7 @@ use super::{
     OnIllegalTopic, OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig,
     RouteConfig, RouteRule, SASL_PASSWORD, Secret, ShutdownConfig, SourceKind,
     fault::Origin,
+    password_from,
     reader::{Located, Section},
     refused,
     value::{Entries, Node, Value},
@@ -307,8 +308,8 @@ fn kafka(section: &mut Section<'_>, stream: Option<(String, SourceKind)>) -> Kaf
 fn password_file(section: &mut Section<'_>) -> Option<(Secret, PathBuf)> {
     let key = "sasl_password_file";
     let file = section.text(key)?;
-    match std::fs::read_to_string(&file.value) {
-        Ok(text) => Some((Secret::new(text.trim_end_matches(['\n', '\r'])), file.value.into())),
+    match password_from(file.value.as_ref()) {
+        Ok(password) => Some((password, file.value.into())),
         Err(error) => {
             section.fault(&file.at, key, format!("cannot be read: {error}"), "name a readable file");
             None

@@ -187,7 +187,13 @@ impl Ledger {
 
     /// Reads on until the value comes that was just committed. Waits while brokers are away or the end is undecided.
     pub fn see(&self, value: &[u8], is_given_up: &dyn Fn() -> bool) -> Result<(), NotSeen> {
-        if let Err(error) = self.resume() {
+        let seen = self.wait_for(value, is_given_up);
+        self.rest();
+        seen
+    }
+
+    fn wait_for(&self, value: &[u8], is_given_up: &dyn Fn() -> bool) -> Result<(), NotSeen> {
+        if let Err(error) = self.begin_at(self.end.get()) {
             tracing::debug!(%error, topic = self.topic, "the progress topic cannot be read on");
         }
         let mut asked = Instant::now();
@@ -195,15 +201,11 @@ impl Ledger {
             match self.committed.poll(ASK_AGAIN) {
                 Some(Ok(record)) if record.payload() == Some(value) => {
                     self.end.set(record.offset() + 1);
-                    self.rest();
                     return Ok(());
                 }
                 Some(Err(KafkaError::PartitionEOF(_))) | None if asked.elapsed() >= DOUBT_AFTER => {
                     match self.is_there(value, is_given_up) {
-                        Ok(Some(true)) => {
-                            self.rest();
-                            return Ok(());
-                        }
+                        Ok(Some(true)) => return Ok(()),
                         Ok(Some(false)) => return Err(NotSeen::NotThere),
                         Ok(None) | Err(_) => asked = Instant::now(),
                     }
@@ -239,10 +241,10 @@ impl Ledger {
         let _ = self.committed.unassign();
     }
 
-    /// Lets the reader go on where it was.
-    fn resume(&self) -> Result<(), KafkaError> {
+    /// Lets the reader begin at an offset.
+    fn begin_at(&self, offset: i64) -> Result<(), KafkaError> {
         let mut assignment = TopicPartitionList::new();
-        assignment.add_partition_offset(&self.topic, PARTITION, Offset::Offset(self.end.get()))?;
+        assignment.add_partition_offset(&self.topic, PARTITION, Offset::Offset(offset))?;
         self.committed.assign(&assignment)
     }
 
@@ -265,9 +267,7 @@ impl Ledger {
         take: &mut dyn FnMut(&BorrowedMessage<'_>),
         is_given_up: &dyn Fn() -> bool,
     ) -> Result<(), TryError> {
-        let mut assignment = TopicPartitionList::new();
-        assignment.add_partition_offset(&self.topic, PARTITION, Offset::Offset(start))?;
-        self.committed.assign(&assignment)?;
+        self.begin_at(start)?;
         loop {
             match self.committed.poll(ASK_AGAIN) {
                 Some(Ok(record)) => take(&record),

@@ -53,7 +53,7 @@ pub struct Writer {
     config: KafkaConfig,
     slot: String,
     producer: Arc<SessionProducer>,
-    ledger: Option<Ledger>,
+    ledger: Ledger,
     topic: Option<TopicHandle>,
     given_up: Arc<AtomicBool>,
 }
@@ -68,7 +68,7 @@ impl Writer {
     ) -> Result<Self, SinkError> {
         let ledger = Ledger::connect(config).map_err(|error| SinkError::Settings(error.to_string()))?;
         let (config, slot) = (config.clone(), slot.to_owned());
-        Ok(Self { config, slot, producer, ledger: Some(ledger), topic: None, given_up })
+        Ok(Self { config, slot, producer, ledger, topic: None, given_up })
     }
 
     /// Ends the transactions of every other producer of this name, then reads what is stored. `create`: a topic that is missing
@@ -105,9 +105,8 @@ impl Writer {
         Ok(())
     }
 
-    fn read(&mut self, create: bool) -> Result<Stored, SinkError> {
-        let Some(ledger) = &self.ledger else { return Ok(Ok(None)) };
-        match ledger.read(&self.slot, &|| self.given_up.load(Relaxed)) {
+    fn read(&self, create: bool) -> Result<Stored, SinkError> {
+        match self.ledger.read(&self.slot, &|| self.given_up.load(Relaxed)) {
             Ok(Entry::NoTopic) if create => self.create_topic().map(|()| Ok(None)),
             Ok(Entry::NoTopic | Entry::None) => Ok(Ok(None)),
             Ok(Entry::Value(value)) => Ok(Progress::from_bytes(&value).map(Some)),
@@ -140,11 +139,8 @@ impl Writer {
         let produced = self.topic.as_ref().map(|topic| topic.produce(&record, word));
         produced.unwrap_or(Err(RDKafkaErrorCode::UnknownTopic)).map_err(|code| self.failed(code))?;
         fault::point("before_commit");
-        if fault::bug(Bug::CommitForNothing) {
-            return self.abort_unseen(progress);
-        }
         loop {
-            match produce::commit(&self.producer) {
+            match self.end_transaction() {
                 Ok(()) => break,
                 Err(NotCommitted { is_retriable: true, .. }) if !self.given_up.load(Relaxed) => {
                     std::thread::sleep(TRY_AGAIN);
@@ -158,22 +154,19 @@ impl Writer {
 
     /// What was committed can be read. Only that makes it so: see [`Ledger::see`].
     fn see(&self, progress: &[u8]) -> Result<(), SinkError> {
-        let Some(ledger) = &self.ledger else { return Ok(()) };
-        ledger.see(progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
+        self.ledger.see(progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
             NotSeen::GivenUp => SinkError::Producer { code: "GivenUp".into() },
             NotSeen::NotThere => SinkError::NotThere { topic: self.config.progress_topic.clone() },
         })
     }
 
-    /// The deliberate bug: every tenth transaction is taken for committed and is not.
-    fn abort_unseen(&self, progress: &[u8]) -> Result<(), SinkError> {
+    fn end_transaction(&self) -> Result<(), NotCommitted> {
         static COMMITS: AtomicU64 = AtomicU64::new(1);
-        if COMMITS.fetch_add(1, Relaxed).is_multiple_of(10) {
+        if fault::bug(Bug::CommitForNothing) && COMMITS.fetch_add(1, Relaxed).is_multiple_of(10) {
             self.abort();
-        } else {
-            produce::commit(&self.producer).map_err(|NotCommitted { code, .. }| self.failed(code))?;
+            return Ok(());
         }
-        self.see(progress)
+        produce::commit(&self.producer)
     }
 
     fn failed(&self, code: RDKafkaErrorCode) -> SinkError {
@@ -182,6 +175,12 @@ impl Writer {
             Verdict::Wait => SinkError::NoTransaction { id, code: name },
             _ => SinkError::Producer { code: name },
         }
+    }
+
+    /// Lets go of the reader: its end takes a tenth of a second, which nobody has to wait for.
+    pub fn close(self) {
+        let ledger = self.ledger;
+        let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
     }
 
     /// Ends the transaction that is open, so that nobody has to wait for its end.
@@ -222,12 +221,13 @@ pub struct Worker {
 impl Worker {
     /// Starts the thread. When it ends, with this or its last job, it lets `stop` turn true for the
     /// producer's own thread: a commit needs that until then.
-    pub fn start(writer: Writer, reports: Arc<Reports>, stop: Arc<AtomicBool>) -> std::io::Result<Self> {
+    pub fn start(mut writer: Writer, reports: Arc<Reports>, stop: Arc<AtomicBool>) -> std::io::Result<Self> {
         let (jobs, todo) = channel();
         let outcome = Arc::default();
         let place = Arc::clone(&outcome);
         std::thread::Builder::new().name("kafka-commit".into()).spawn(move || {
-            work(writer, &todo, &place, &reports);
+            work(&mut writer, &todo, &place, &reports);
+            writer.close();
             stop.store(true, Relaxed);
         })?;
         Ok(Self { jobs, outcome })
@@ -245,7 +245,7 @@ impl Worker {
     }
 }
 
-fn work(mut writer: Writer, todo: &Receiver<Job>, place: &Mutex<Option<Outcome>>, reports: &Reports) {
+fn work(writer: &mut Writer, todo: &Receiver<Job>, place: &Mutex<Option<Outcome>>, reports: &Reports) {
     while let Ok(job) = todo.recv() {
         let commits = matches!(job, Job::Commit(_));
         let outcome = match job {
@@ -259,13 +259,5 @@ fn work(mut writer: Writer, todo: &Receiver<Job>, place: &Mutex<Option<Outcome>>
         if spoiled {
             return writer.abort();
         }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // the end of a consumer takes a tenth of a second, in which the next session could begin
-        let ledger = self.ledger.take();
-        let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
     }
 }
