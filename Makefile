@@ -4,7 +4,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # the features for applications
 LIBRARIES := tokio-postgres,sqlx,diesel-async
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-page test-deploy crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention fmt
+.PHONY: help demo test test-page test-deploy deny crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -20,6 +20,7 @@ test: export RUST_TEST_THREADS ?= 4
 test: ## Format, lints, documentation, and every test against real Postgres and Kafka
 	@tests/services/setup.sh test
 	cargo fmt --check
+	@tests/services/deny.sh
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy --no-default-features --features $(LIBRARIES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --features $(LIBRARIES)
@@ -36,6 +37,10 @@ test-deploy: ## Render the Helm chart with helm, and let the types of the Kubern
 	@tests/services/setup.sh test
 	cargo clippy --test deploy -- -D warnings
 	cargo test --test deploy
+
+deny: ## Check licences, sources and known faults of all dependencies (compiles cargo-deny once: minutes)
+	@tests/services/setup.sh demo
+	@tests/services/deny.sh install
 
 crash: export CRASH_MINUTES ?= 10
 crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three, CRASH_DELIVERY=exactly_once
