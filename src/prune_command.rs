@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 
 use crate::{
-    config::{Config, RetentionConfig},
+    config::{Config, OutboxConfig, RetentionConfig},
     retention::{
+        partitions::{Fate, Partitions},
         pass::{self, Batch, Census, PassError, Plan, Walk, pause},
         record::{self, Record, RecordError},
     },
@@ -65,8 +66,9 @@ pub async fn run(
         let plan = Plan::make(&client, outbox, &retention, &record).await?;
         let census = settled(&client, config, &plan, &mut say).await?;
         let table = &plan.table;
+        let ended = partitions(&client, (outbox, &plan), (&retention, &record), (dry_run, &mut say)).await?;
         if dry_run {
-            say(format!("{table}: {} rows would be deleted", census.deletable));
+            say(format!("{table}: {} rows would be deleted", census.deletable.saturating_sub(ended)));
         } else {
             let deleted = walk(&client, &plan, &retention).await?;
             say(format!("{table}: deleted {deleted} rows"));
@@ -106,6 +108,36 @@ async fn settled(
         ));
         return Ok(census);
     }
+}
+
+/// Partitions, where they are kept; says how many rows go with those that are dropped.
+async fn partitions(
+    client: &Client,
+    (outbox, plan): (&OutboxConfig, &Plan),
+    (retention, record): (&RetentionConfig, &Record),
+    (dry_run, say): (bool, &mut impl FnMut(String)),
+) -> Result<u64, PruneError> {
+    let partitions = Partitions::make(client, (outbox, plan), retention, record).await?;
+    let Some(partitions) = partitions else { return Ok(0) };
+    let table = &plan.table;
+    if !dry_run {
+        for name in partitions.create(client, plan).await? {
+            say(format!("{table}: created partition {name}"));
+        }
+    }
+    let (mut gone, what) = (0, if dry_run { "would drop" } else { "dropped" });
+    for ended in partitions.ended(client, plan, retention.keep).await? {
+        let name = &ended.name;
+        match partitions.drop(client, (plan, &ended), dry_run).await? {
+            Fate::Dropped(rows) => {
+                gone += rows;
+                say(format!("{table}: {what} partition {name} with {rows} delivered rows"));
+            }
+            Fate::Stays => say(format!("{table}: partition {name} stays: not all of its rows may go")),
+            Fate::Busy => say(format!("{table}: partition {name} is in use; try again later")),
+        }
+    }
+    Ok(gone)
 }
 
 async fn walk(client: &Client, plan: &Plan, retention: &RetentionConfig) -> Result<u64, PruneError> {

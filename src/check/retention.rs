@@ -6,6 +6,7 @@ use super::{Findings, table::Table};
 use crate::{
     config::Config,
     retention::{
+        partitions::Partitions,
         pass::{PassError, Plan},
         record::{Record, RecordError},
     },
@@ -13,6 +14,9 @@ use crate::{
 };
 
 const ROWS_STAY: &str = "events arrive, but delivered rows stay in the table, which grows without bound";
+
+const PARTITIONS_STAY: &str =
+    "no partition is dropped or created: inserts fail on the first day that has none, and ended ones stay, emptied";
 
 pub(super) async fn check(
     client: &Client,
@@ -34,6 +38,11 @@ pub(super) async fn check(
         let table = outbox.table.to_string();
         match Plan::make(client, outbox, retention, &record).await {
             Ok(plan) => {
+                match Partitions::make(client, (outbox, &plan), retention, &record).await {
+                    Err(PassError::Unfit { code, what, fix }) => findings.warn(code, what, PARTITIONS_STAY, fix),
+                    Err(PassError::Sql { source, .. }) => return Err(source),
+                    _ => {}
+                }
                 let column = quote_identifier(&outbox.columns.timestamp.name);
                 if !plan.indexed {
                     findings.warn(

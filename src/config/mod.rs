@@ -335,6 +335,10 @@ pub struct RetentionConfig {
     pub interval: Duration,
     /// How long rows of dead-lettered events are kept, at least `keep`. Default `None`: for ever.
     pub keep_dead_lettered: Option<Duration>,
+    /// `drop_partitions`: partitions whose rows were all delivered are dropped whole. Default false.
+    pub drop_partitions: bool,
+    /// `partitions_ahead`: so many days to come have a partition each, 1 to 366. Default `None`: none is created.
+    pub partitions_ahead: Option<u32>,
 }
 
 /// `[shutdown]`

@@ -367,7 +367,18 @@ fn retention(section: &mut Section<'_>) -> Option<RetentionConfig> {
     }
     let batch = u32::try_from(batch.value).unwrap_or(1_000);
     let keep_dead_lettered = keep_dead.map(|keep| keep.value);
-    keep.map(|keep| RetentionConfig { keep: keep.value, batch, interval: interval.value, keep_dead_lettered })
+    let keep_partitions =
+        (section.boolean("drop_partitions", false), section.integer("partitions_ahead", 0, &(1..=366)));
+    let (drop_partitions, ahead) = keep_partitions;
+    let partitions_ahead = u32::try_from(ahead.value).ok().filter(|days| *days > 0);
+    keep.map(|keep| RetentionConfig {
+        keep: keep.value,
+        batch,
+        interval: interval.value,
+        keep_dead_lettered,
+        drop_partitions,
+        partitions_ahead,
+    })
 }
 
 fn http(section: &mut Section<'_>) -> HttpConfig {

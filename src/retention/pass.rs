@@ -51,7 +51,7 @@ pub enum PassError {
 
 /// How the timestamp column is compared with the clock of the server. Its text form in the session is UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TimeKind {
+pub(super) enum TimeKind {
     Timestamptz,
     Timestamp,
     Date,
@@ -122,7 +122,13 @@ pub struct Plan {
     kind: TimeKind,
     delete: String,
     count: String,
+    /// Whether a partition holds a row that must stay; its name is to be filled in.
+    stays: String,
+    partitioned: bool,
 }
+
+/// Stands for a partition's name.
+const LEAF: &str = "{leaf}";
 
 /// What there is to prune.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -201,6 +207,8 @@ impl Plan {
             kind,
             delete: statements.delete(&quoted),
             count: statements.count(),
+            stays: statements.stays(),
+            partitioned: statements.partitioned,
             table,
         })
     }
@@ -212,7 +220,25 @@ impl Plan {
         Ok(Census { deletable: number(0), dead_lettered: number(1), pending: number(2), unproven: number(3) })
     }
 
-    fn failed(&self, source: tokio_postgres::Error) -> PassError {
+    pub(super) fn is_partitioned(&self) -> bool {
+        self.partitioned
+    }
+
+    pub(super) fn kind(&self) -> TimeKind {
+        self.kind
+    }
+
+    /// One lock for each table, in a corner of the space that others will hardly use.
+    pub(super) fn lock(&self) -> i64 {
+        0x7761_6c70_0000_0000_i64 | i64::from(self.relation)
+    }
+
+    /// Asks whether a partition, by its name as SQL, holds a row that must stay; `$1` is the slot.
+    pub(super) fn stays(&self, leaf: &str) -> String {
+        self.stays.replace(LEAF, leaf)
+    }
+
+    pub(super) fn failed(&self, source: tokio_postgres::Error) -> PassError {
         PassError::Sql { table: self.table.clone(), source }
     }
 }
@@ -278,11 +304,33 @@ impl Statements<'_> {
                  RETURNING o.{column} AS at
              )
              SELECT (SELECT mine FROM turn), count(*), max(at)::text, (SELECT count(*) FROM doomed) FROM gone",
-            cutoff = kind.cutoff(self.retention.keep),
+            cutoff = self.cutoff(),
             from = kind.parameter(3),
             proven = self.proven(),
             dead = self.dead(),
         )
+    }
+
+    fn stays(&self) -> String {
+        format!(
+            "WITH {CLOCK} SELECT EXISTS (
+                 SELECT FROM ONLY {LEAF} c WHERE NOT coalesce({time} < {cutoff} AND {proven} AND NOT {dead}, false))",
+            time = self.time,
+            cutoff = self.kind.cutoff(self.retention.keep),
+            proven = self.proven(),
+            dead = self.dead(),
+        )
+    }
+
+    /// The newest time that is old enough. Where whole partitions are dropped, rows go one by one only from those that have
+    /// ended and could not be dropped: else nothing would be left to drop.
+    fn cutoff(&self) -> String {
+        let cutoff = self.kind.cutoff(self.retention.keep);
+        if self.partitioned && self.retention.drop_partitions {
+            let day = Duration::from_hours(24);
+            return self.kind.cutoff(self.retention.keep.max(day) + day);
+        }
+        cutoff
     }
 
     fn count(&self) -> String {
@@ -301,7 +349,7 @@ impl Statements<'_> {
             delivered = self.record.delivered(),
             table = self.table,
             time = self.time,
-            cutoff = self.kind.cutoff(self.retention.keep),
+            cutoff = self.cutoff(),
         )
     }
 }
@@ -358,8 +406,7 @@ impl Walk {
 
     /// Deletes one batch.
     pub async fn step(&mut self, client: &Client, plan: &Plan) -> Result<Batch, PassError> {
-        // one lock for each table, in a corner of the space that others will hardly use
-        let lock = 0x7761_6c70_0000_0000_i64 | i64::from(plan.relation);
+        let lock = plan.lock();
         let limit = i64::from(self.batch);
         let statement = match self.statement.take() {
             Some(statement) => statement,

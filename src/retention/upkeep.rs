@@ -14,12 +14,13 @@ use tokio_postgres::Client;
 use super::{
     Witness,
     fence::{Fence, Look, Standing},
+    partitions::{Fate, Partitions},
     pass::{self, Batch, PassError, Plan, Walk, pause},
     record::{self, Record, RecordError},
 };
 use crate::{
     backoff::Backoff,
-    config::{Config, RetentionConfig},
+    config::{Config, OutboxConfig, RetentionConfig},
     error::chain,
     observe::{Metrics, Progress},
     sink::Ids,
@@ -246,10 +247,14 @@ impl Upkeep {
     }
 
     async fn begin_pass(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
-        let (mut walks, mut unfit) = (Vec::new(), Vec::new());
+        let (mut walks, mut unfit, mut dropped) = (Vec::new(), Vec::new(), 0);
         for outbox in self.config.outboxes.iter().rev() {
             match Plan::make(client, outbox, retention, &self.record).await {
                 Ok(plan) => {
+                    match self.keep_partitions(client, (outbox, &plan), retention).await {
+                        Err(error @ PassError::Unfit { .. }) => unfit.push(error.to_string()),
+                        kept => dropped += kept?,
+                    }
                     let walk = Walk::new(&plan, retention.batch);
                     walks.push((plan, walk));
                 }
@@ -261,8 +266,31 @@ impl Upkeep {
             tracing::warn!(error, "delivered rows of a table are not deleted; looking again in each pass");
         }
         self.unfit = unfit;
-        self.pass = Some((walks, 0));
+        self.pass = Some((walks, dropped));
         Ok(())
+    }
+
+    /// Creates the partitions of the days to come and drops delivered ones; says how many rows went with them.
+    async fn keep_partitions(
+        &self,
+        client: &Client,
+        (outbox, plan): (&OutboxConfig, &Plan),
+        retention: &RetentionConfig,
+    ) -> Result<u64, PassError> {
+        let partitions = Partitions::make(client, (outbox, plan), retention, &self.record).await?;
+        let Some(partitions) = partitions else { return Ok(0) };
+        for name in partitions.create(client, plan).await? {
+            tracing::info!(partition = name, "created a partition of the outbox");
+        }
+        let mut dropped = 0;
+        for ended in partitions.ended(client, plan, retention.keep).await? {
+            if let Fate::Dropped(rows) = partitions.drop(client, (plan, &ended), false).await? {
+                tracing::info!(partition = ended.name, rows, "dropped a partition: all its rows were delivered");
+                self.metrics.pruned_rows.inc_by(rows);
+                dropped += rows;
+            }
+        }
+        Ok(dropped)
     }
 
     /// One batch.

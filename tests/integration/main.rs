@@ -27,6 +27,7 @@ mod libraries;
 mod links;
 mod outbox;
 mod own_sink;
+mod partitions;
 mod peek;
 mod polling;
 mod proofs;
