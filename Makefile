@@ -4,7 +4,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # the features for applications
 LIBRARIES := tokio-postgres,sqlx,diesel-async
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash bench bench-drain bench-latency bench-start bench-polling bench-stages bench-retention fmt
+.PHONY: help demo test test-page test-deploy crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -26,19 +26,31 @@ test: ## Format, lints, documentation, and every test against real Postgres and 
 	@tests/services/fetch.sh >/dev/null
 	cargo test
 
+test-page: ## Look at the status page in a headless Chromium; WALPOST_SCREENSHOTS=<folder> keeps pictures
+	@tests/services/setup.sh page
+	@tests/services/fetch.sh servers >/dev/null
+	cargo clippy --test page -- -D warnings
+	cargo test --test page
+
+test-deploy: ## Render the Helm chart with helm, and let the types of the Kubernetes API read it (compiles helm once: minutes)
+	@tests/services/setup.sh test
+	cargo clippy --test deploy -- -D warnings
+	cargo test --test deploy
+
 crash: export CRASH_MINUTES ?= 10
-crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three
+crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three, CRASH_DELIVERY=exactly_once
 	@tests/services/setup.sh servers
 	@tests/services/fetch.sh servers >/dev/null
 	cargo test --test crash -- --nocapture whatever
 
-bench: bench-drain bench-latency bench-start bench-polling bench-stages bench-retention ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
+bench: bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
 
 bench-drain: ## Measure a backlog's way into Kafka: rate, CPU and memory
 bench-latency: ## Measure 1,000 transactions a second: insert to append in Kafka
+bench-once: ## Measure exactly-once delivery beside at-least-once, as a consumer sees them
 bench-start: ## Measure process start to the first record in Kafka
 bench-polling: ## Measure the log against polling: 100,000 events, and latency
-bench-drain bench-latency bench-start bench-polling:
+bench-drain bench-latency bench-once bench-start bench-polling:
 	@tests/services/setup.sh servers
 	@tests/services/fetch.sh kafka >/dev/null
 	tests/bench/run.sh $(@:bench-%=%)

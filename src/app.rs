@@ -8,11 +8,13 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 use crate::{
+    admin::{self, Admin},
     check::{self, Severity},
     config::{Config, SourceKind},
-    observe::{self, Health, Metrics, Monitor, Part, View},
+    observe::{self, Health, Metrics, Monitor, Part, View, service_manager},
     pipeline::{Signals, Wish},
     retention::upkeep::Upkeep,
+    sink::exactly_once::Accepted,
     sql,
     supervisor::{Ended, Shared, Supervisor},
 };
@@ -38,7 +40,7 @@ pub enum StartError {
 }
 
 /// Runs the service: returns when it was told to stop, or when an error needs a human.
-pub fn run(config: &Config) -> Result<Ended, StartError> {
+pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("walpost")
@@ -59,8 +61,10 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     }
     let (tell_wish, wish) = watch::channel(Wish::Run);
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
-    let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
-    let supervisor = Supervisor::new(config.clone(), shared.clone(), signals)?;
+    let stopping = wish.clone();
+    let (tell_pause, pause) = watch::channel(false);
+    let signals = Signals { wish, server, pause, drain_timeout: config.shutdown.drain_timeout };
+    let supervisor = Supervisor::accepting(accepted, config.clone(), shared.clone(), signals)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         postgres = config.postgres.conninfo.redacted(),
@@ -76,10 +80,23 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
         slot: config.postgres.slot.clone(),
         publication: config.postgres.publication.clone(),
         polls,
+        history: Arc::default(),
+        in_flight_limits: (config.limits.in_flight_events, config.limits.in_flight_bytes),
     };
+    if service_manager::listens() {
+        runtime.spawn(service_manager::keep_told(view.clone(), stopping, config.shutdown.drain_timeout));
+    }
     if let Some(address) = config.http.listen {
         let listener = runtime.block_on(observe::http::bind(address))?;
-        runtime.spawn(observe::http::serve(listener, view));
+        runtime.spawn(observe::history::record(view.clone()));
+        let admin = Admin {
+            token: config.http.admin_token.clone(),
+            pause: tell_pause,
+            wish: tell_wish.clone(),
+            health: Arc::clone(&shared.health),
+            progress: Arc::clone(&shared.progress),
+        };
+        runtime.spawn(observe::http::serve(listener, view, admin::router(Arc::new(admin))));
     }
     let mut prepared = supervisor.prepared.subscribe();
     let (tell_stop, stop) = watch::channel(false);
@@ -112,6 +129,7 @@ pub fn run(config: &Config) -> Result<Ended, StartError> {
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;
+    service_manager::tell_the_end(ended, shared.health.last_error());
     tracing::info!(exit_code = ended.exit_code(), lsn = %shared.progress.confirmed_lsn(), "stopped");
     Ok(ended)
 }

@@ -1,10 +1,10 @@
 //! The command line: commands, flags and their help. No behaviour.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::TableName;
+use crate::{config::TableName, lsn::Lsn};
 
 /// Streams a Postgres transactional outbox to Kafka from the write-ahead log.
 ///
@@ -70,7 +70,7 @@ pub enum Command {
     /// The service: tail the slot (or poll the table), publish, confirm
     #[command(after_help = "Example:\n  walpost run --config /etc/walpost.toml --log-format json\n\n\
                       Where no replication slot can be had, walpost reads the table itself:\n  walpost run --set postgres.source=poll")]
-    Run,
+    Run(Run),
     /// Create what is missing: outbox table, functions for applications, publication, slot; or, where the table is polled
     /// (postgres.source), the marks for what was delivered
     #[command(
@@ -90,11 +90,32 @@ pub enum Command {
     )]
     Check(Check),
     /// Show slot, positions, lag and the last error; where the table is polled, lag and the last error
-    #[command(after_help = "Example:\n  walpost status --format json")]
-    Status(Report),
+    #[command(
+        after_help = "Example:\n  walpost status --format json\n  walpost status --probe live   # for health checks: exit code 0 or 1"
+    )]
+    Status(Standing),
     /// Print the records that would be published next, as JSON lines, without moving the slot; works beside a running walpost
-    #[command(after_help = "Example:\n  walpost peek --limit 1\n  walpost peek | jq .headers")]
+    #[command(
+        after_help = "Example:\n  walpost peek --limit 1\n  walpost peek | jq .headers\n  walpost peek --explain --from-table \"event_type = 'order.paid'\""
+    )]
     Peek(Peek),
+    /// Send nothing until `resume`: asks the walpost that runs on this machine (`http.admin_token_file`); the slot retains WAL
+    #[command(after_help = "Example:\n  walpost pause && walpost status\n\n\
+                      What has begun is finished and confirmed. A restart of walpost ends the pause.")]
+    Pause,
+    /// Go on after `pause`
+    #[command(after_help = "Example:\n  walpost resume")]
+    Resume,
+    /// A planned hand-over without duplicates: another walpost confirms what it has begun and ends, then this one runs
+    #[command(after_help = "Example:\n  walpost takeover --from 10.0.0.5:9465 --config /etc/walpost.toml\n\n\
+                      Both need the same http.admin_token_file. Where Kafka does not acknowledge, nothing is changed.")]
+    Takeover(Takeover),
+    /// Publish rows once more that are still in the table, or move the slot forward past events; a slot cannot go back
+    #[command(
+        after_help = "Example:\n  walpost rewind --events-since '2026-05-01 12:00+00'        # says how many\n  \
+                      walpost rewind --events-since '2026-05-01 12:00+00' --yes\n  walpost rewind --to 0/16B3748          # says how many events would be skipped"
+    )]
+    Rewind(Rewind),
     /// Decommission: drop the replication slot, then the publication; tables and rows stay
     #[command(after_help = "Example:\n  walpost drop         # says what it would do\n  walpost drop --yes")]
     Drop(Drop),
@@ -111,6 +132,74 @@ pub enum Command {
         after_help = "Example:\n  walpost demo\n  walpost demo --chapter 1\n  walpost demo --json\n  walpost demo --brokers localhost:9092"
     )]
     Demo(Demo),
+    /// Write man pages, completions or the configuration reference: for those who make packages
+    #[command(
+        hide = true,
+        after_help = "Example:\n  walpost generate man /usr/share/man/man1\n  walpost generate completions .\n  walpost generate configuration > docs/configuration.md"
+    )]
+    Generate(Generate),
+}
+
+/// Flags of `generate`.
+#[derive(Debug, Args)]
+pub struct Generate {
+    /// What is written.
+    #[command(subcommand)]
+    pub what: Generated,
+}
+
+/// What can be written out of walpost itself.
+#[derive(Debug, Subcommand)]
+pub enum Generated {
+    /// A man page for each command
+    Man(Folder),
+    /// Completions for bash, zsh and fish
+    Completions(Folder),
+    /// The page of all settings, to standard output
+    Configuration,
+}
+
+/// Where files are written.
+#[derive(Debug, Args)]
+pub struct Folder {
+    /// A folder; made where it is missing
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
+/// Flags of `status`.
+#[derive(Debug, Args)]
+pub struct Standing {
+    /// How it is shown.
+    #[command(flatten)]
+    pub report: Report,
+    /// Ask the walpost that runs here one thing: exit code 0 for yes, 1 for no or no answer
+    #[arg(long, value_enum, conflicts_with = "format")]
+    pub probe: Option<Probe>,
+}
+
+/// What a health check asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Probe {
+    /// Does it live (`/livez`)?
+    Live,
+    /// Does it stream, and is nothing wrong (`/readyz`)?
+    Ready,
+    /// Is it ready, or does it wait for the slot that another one holds (`/readyz?standby=ok`)?
+    Standby,
+}
+
+/// Flags of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although the progress topic does not say
+    /// what was published from it, so that events may come twice
+    #[arg(long)]
+    pub accept_duplicates: bool,
+    /// Under exactly-once delivery (`kafka.delivery`), once: publish from the slot's position on although, by the progress topic, events
+    /// before it may be missing
+    #[arg(long)]
+    pub accept_gap: bool,
 }
 
 /// Flags of `dead-letters`.
@@ -147,6 +236,34 @@ pub struct Peek {
     /// How many records at most
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub limit: usize,
+    /// Rows that are in the table instead of those behind the slot: all, or those that fulfil an SQL condition
+    #[arg(long, value_name = "CONDITION", num_args = 0..=1, default_missing_value = "all")]
+    pub from_table: Option<String>,
+    /// Say which rule chose the topic, and what each part of the record weighs
+    #[arg(long)]
+    pub explain: bool,
+}
+
+/// Flags of `takeover`.
+#[derive(Debug, Args)]
+pub struct Takeover {
+    /// The listener of the walpost that is to end (its http.listen)
+    #[arg(long, value_name = "IP:PORT")]
+    pub from: SocketAddr,
+}
+
+/// Flags of `rewind`.
+#[derive(Debug, Args)]
+pub struct Rewind {
+    /// Move the slot forward to here; events before are never published
+    #[arg(long, value_name = "LSN", conflicts_with = "events_since", required_unless_present = "events_since")]
+    pub to: Option<Lsn>,
+    /// Publish rows once more whose timestamp column is not older: anything that Postgres takes for a time
+    #[arg(long, value_name = "TIME")]
+    pub events_since: Option<String>,
+    /// Do it
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Flags of `drop`.
@@ -314,7 +431,20 @@ mod tests {
 
     #[test]
     fn the_help_of_each_command_shows_an_example() {
-        for name in ["", "run", "init", "backfill", "check", "status", "peek", "prune", "drop", "demo"] {
+        for name in [
+            "",
+            "run",
+            "init",
+            "backfill",
+            "check",
+            "status",
+            "peek",
+            "prune",
+            "drop",
+            "dead-letters",
+            "demo",
+            "generate",
+        ] {
             let arguments = ["walpost", name, "--help"].into_iter().filter(|argument| !argument.is_empty());
             let help = Cli::try_parse_from(arguments).unwrap_err().to_string();
             assert!(help.contains("Example:\n"), "{name}: {help}");

@@ -1,15 +1,17 @@
 //! The short commands: each does its work once, prints, and says how it went by its exit code.
 
-use std::{error::Error, fmt::Display, io::Write as _};
+use std::{error::Error, fmt::Display, io::Write as _, net::SocketAddr};
 
 use crate::{
-    backfill_command,
+    admin_command, app, backfill_command,
     check::{self, Consumer},
-    cli::{Again, Check, Command, DeadLettersAction, Demo, Format},
+    cli::{Again, Check, Command, DeadLettersAction, Demo, Format, Generated, Peek, Rewind, Standing},
     config::{Config, SourceKind},
-    dead_letters_command, demo, drop_command,
+    dead_letters_command, demo, drop_command, generate_command,
     init::{self, Step},
-    peek_command, prune_command, status_command,
+    peek_command, prune_command, rewind_command,
+    sink::exactly_once::Accepted,
+    status_command,
     supervisor::Ended,
 };
 
@@ -20,9 +22,10 @@ pub type CommandError = Box<dyn Error>;
 pub fn refuse_without_slot(command: &Command, config: &Config) -> Result<(), CommandError> {
     let instead = match command {
         Command::Peek(_) => "what would be published next is in the table: the rows whose delivered_at is NULL",
+        Command::Takeover(_) => "several instances poll beside each other; start the new one and stop the old one",
         Command::Drop(_) => "to decommission, stop walpost, then drop the columns and indexes of sql/poll.sql",
         Command::Prune(_) => "`walpost run` deletes by delivered_at where retention.keep is set",
-        Command::Backfill(_) => "to publish rows once more, set their delivered_at to NULL",
+        Command::Backfill(_) | Command::Rewind(_) => "to publish rows once more, set their delivered_at to NULL",
         _ => return Ok(()),
     };
     match config.postgres.source {
@@ -64,9 +67,14 @@ pub fn check(config: &Config, flags: &Check) -> Result<u8, CommandError> {
 }
 
 /// `walpost status`
-pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
+pub fn status(config: &Config, asked: &Standing) -> Result<u8, CommandError> {
+    if let Some(probe) = asked.probe {
+        let answer = block_on(status_command::probe(config, probe))??;
+        print(&answer.text);
+        return Ok(u8::from(!answer.yes));
+    }
     let status = block_on(status_command::run(config))??;
-    match format {
+    match asked.report.format {
         Format::Text => print(&status),
         Format::Json => print(&serde_json::to_string_pretty(&status)?),
     }
@@ -74,11 +82,28 @@ pub fn status(config: &Config, format: Format) -> Result<u8, CommandError> {
 }
 
 /// `walpost peek`
-pub fn peek(config: &Config, limit: usize) -> Result<u8, CommandError> {
-    for record in block_on(peek_command::run(config, limit))?? {
+pub fn peek(config: &Config, wanted: &Peek) -> Result<u8, CommandError> {
+    for record in block_on(peek_command::run(config, wanted))?? {
         print(&serde_json::to_string(&record)?);
     }
     Ok(0)
+}
+
+/// `walpost pause` and `walpost resume`
+pub fn tell(config: &Config, action: &str) -> Result<u8, CommandError> {
+    print(&block_on(admin_command::tell(config, action))??);
+    Ok(0)
+}
+
+/// `walpost takeover`
+pub fn takeover(config: &Config, from: SocketAddr) -> Result<u8, CommandError> {
+    block_on(admin_command::hand_over(config, from))??;
+    Ok(app::run(config, Accepted::default())?.exit_code())
+}
+
+/// `walpost rewind`; as [`drop`], without `--yes` it only says what it would do.
+pub fn rewind(config: &Config, wanted: &Rewind) -> Result<u8, CommandError> {
+    Ok(block_on(rewind_command::run(config, wanted, |line| print(&line)))??)
 }
 
 /// `walpost drop`; without `sure` it only says what it would do, and the exit code is that of a misuse.
@@ -115,6 +140,16 @@ pub fn dead_letters(config: &Config, action: &DeadLettersAction) -> Result<u8, C
             let sent = dead_letters_command::requeue(config, &chosen.ids)?;
             print(&format!("sent again: {sent}; the letters stay in the dead-letter topic"));
         }
+    }
+    Ok(0)
+}
+
+/// `walpost generate`
+pub fn generate(what: &Generated) -> Result<u8, CommandError> {
+    match what {
+        Generated::Man(to) => generate_command::man(&to.folder)?,
+        Generated::Completions(to) => generate_command::completions(&to.folder)?,
+        Generated::Configuration => print(&crate::config::reference()),
     }
     Ok(0)
 }

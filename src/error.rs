@@ -69,6 +69,7 @@ fn judge_prepare(error: &InitError) -> Verdict {
         }
         InitError::Statement { source, .. } => judge_code(source.code()),
         InitError::Slot(error) => backfill::judge(error),
+        InitError::Progress(error) => judge_sink(error),
         InitError::UnmarkedRows { .. }
         | InitError::TableMissing { .. }
         | InitError::PublicationAfterSlot { .. }
@@ -161,7 +162,17 @@ fn judge_sink(error: &SinkError) -> Verdict {
         SinkError::Refused { .. } => {
             Verdict::RetrySlowly("create the topic or grant the right to write to it; walpost resumes by itself")
         }
-        SinkError::Suspect { .. } | SinkError::Cleared { .. } | SinkError::Producer { .. } => Verdict::Retry,
+        SinkError::NoTransaction { .. } => Verdict::RetrySlowly(
+            "grant Write on the topics, and Write and Describe on the transactional id (kafka.progress_topic), or lower kafka.transaction_timeout_ms to what \
+             the brokers allow (transaction.max.timeout.ms); walpost resumes by itself",
+        ),
+        SinkError::Progress(_) => {
+            Verdict::SlotLost("decide as the error says; nothing was published or confirmed since")
+        }
+        SinkError::Suspect { .. }
+        | SinkError::Cleared { .. }
+        | SinkError::Convicted { .. }
+        | SinkError::Producer { .. } => Verdict::Retry,
         SinkError::Poison { .. } => Verdict::Halt(
             "let the topic take it (for a record that is too large: raise max.message.bytes), or route its event type elsewhere; \
              the slot keeps its position, so nothing is lost",

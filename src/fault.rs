@@ -12,25 +12,41 @@ pub enum Bug {
     KeepalivePlusOne,
     /// A record that is delivered takes the watermark over those before it.
     UnorderedWatermark,
+    /// With the first event in flight the loop stops turning, while its thread goes on.
+    StandingLoop,
 }
 
-/// Ends the process with SIGKILL, if `CRASH_KILL=<name>:<n>` names this point and this is the n-th time.
+/// Ends the process with SIGKILL, if `CRASH_KILL=<name>:<n>` names this point and this is the n-th time; `CRASH_STOP` stops it
+/// with SIGSTOP.
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
     use std::sync::{
         LazyLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     };
-    static PLAN: LazyLock<Option<(String, AtomicU64)>> = LazyLock::new(|| {
-        let plan = std::env::var("CRASH_KILL").ok()?;
-        let (name, times) = plan.split_once(':')?;
-        Some((name.to_owned(), AtomicU64::new(times.parse().ok()?)))
+
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::Pid,
+    };
+
+    struct Plan {
+        name: String,
+        left: AtomicU64,
+        signal: Signal,
+    }
+    static PLANS: LazyLock<Vec<Plan>> = LazyLock::new(|| {
+        let plan = |(variable, signal): (&str, Signal)| {
+            let plan = std::env::var(variable).ok()?;
+            let (name, times) = plan.split_once(':')?;
+            Some(Plan { name: name.to_owned(), left: AtomicU64::new(times.parse().ok()?), signal })
+        };
+        [("CRASH_KILL", Signal::SIGKILL), ("CRASH_STOP", Signal::SIGSTOP)].into_iter().filter_map(plan).collect()
     });
-    if let Some((planned, left)) = &*PLAN
-        && planned == name
-        && left.fetch_sub(1, Relaxed) == 1
-    {
-        let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    for plan in PLANS.iter().filter(|plan| plan.name == name) {
+        if plan.left.fetch_sub(1, Relaxed) == 1 {
+            let _ = kill(Pid::this(), plan.signal);
+        }
     }
 }
 
@@ -41,6 +57,7 @@ pub fn bug(bug: Bug) -> bool {
     static PLAN: LazyLock<Option<Bug>> = LazyLock::new(|| match std::env::var("CRASH_BUG").ok()?.as_str() {
         "confirm_on_receipt" => Some(Bug::ConfirmOnReceipt),
         "keepalive_plus_one" => Some(Bug::KeepalivePlusOne),
+        "standing_loop" => Some(Bug::StandingLoop),
         "unordered_watermark" => Some(Bug::UnorderedWatermark),
         _ => None,
     });

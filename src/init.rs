@@ -8,11 +8,13 @@ use tokio_postgres::{Client, error::SqlState};
 use crate::{
     applications,
     backfill::{self, BackfillError, Fill, Slot},
-    config::{ColumnsConfig, Config, OutboxConfig, SourceKind, TableName},
+    config::{ColumnsConfig, Config, Delivery, OutboxConfig, SourceKind, TableName},
     error::chain,
     poll,
     publication::{self, Fault, PublicationFound, quoted, table_list},
     retention::record::{self, Record},
+    sink::{SinkError, exactly_once},
+    source::{SourceError, Wire, whereabouts},
     sql::{self, SqlError, quote_identifier, quote_literal},
 };
 
@@ -75,6 +77,9 @@ pub enum InitError {
     /// The slot was not created.
     #[error(transparent)]
     Slot(#[from] BackfillError),
+    /// The progress topic says that it must not be, or cannot be written.
+    #[error("prepare the progress topic")]
+    Progress(#[from] SinkError),
 }
 
 impl InitError {
@@ -132,6 +137,9 @@ pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<B
     }
     done(ensure_record(&client, config).await?);
     done(ensure_publication(&client, config).await?);
+    if announce_slot(&client, config, true).await? {
+        done(Step::Created(format!("record of what is published, in topic {}", config.kafka.progress_topic)));
+    }
     let pending = match backfill::ensure_slot(&client, config).await? {
         Slot::Behind(fill) => Some(fill),
         Slot::Found => {
@@ -257,6 +265,21 @@ pub async fn ensure_publication(client: &Client, config: &Config) -> Result<Step
 pub async fn check_publication(client: &Client, config: &Config) -> Result<(), InitError> {
     let faults = find(client, config).await?.faults();
     if faults.is_empty() { Ok(()) } else { Err(InitError::PublicationFaults(faults)) }
+}
+
+/// Says in the progress topic, where there is one and no slot yet, that nothing is published from the slot; true when it did.
+/// `replace`: a record of an earlier slot of this name does not stand against it.
+pub async fn announce_slot(client: &Client, config: &Config, replace: bool) -> Result<bool, InitError> {
+    if config.kafka.delivery != Delivery::ExactlyOnce || slot_exists(client, &config.postgres.slot).await? {
+        return Ok(false);
+    }
+    let slot = |error: SourceError| InitError::Slot(error.into());
+    let mut wire = Wire::connect(&config.postgres.conninfo).await.map_err(slot)?;
+    let here = whereabouts::ask(&mut wire).await.map_err(slot)?;
+    let config = config.clone();
+    let announced = tokio::task::spawn_blocking(move || exactly_once::announce(&config, &here, replace)).await;
+    announced.unwrap_or_else(|panic| Err(SinkError::Settings(panic.to_string())))?;
+    Ok(true)
 }
 
 /// What the slot is called in a [`Step`].

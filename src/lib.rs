@@ -41,6 +41,10 @@ pub mod ack;
 pub mod pipeline;
 
 #[cfg(feature = "relay")]
+pub mod admin;
+#[cfg(feature = "relay")]
+pub mod admin_command;
+#[cfg(feature = "relay")]
 pub mod app;
 #[cfg(feature = "relay")]
 mod applications;
@@ -55,6 +59,8 @@ pub mod check;
 #[cfg(feature = "relay")]
 pub mod clock;
 #[cfg(feature = "relay")]
+pub mod codes;
+#[cfg(feature = "relay")]
 pub mod commands;
 #[cfg(feature = "relay")]
 pub mod dead_letters_command;
@@ -66,6 +72,8 @@ pub mod drop_command;
 pub mod error;
 #[cfg(feature = "relay")]
 pub mod fault;
+#[cfg(feature = "relay")]
+pub mod generate_command;
 #[cfg(feature = "relay")]
 pub mod init;
 #[cfg(feature = "relay")]
@@ -82,6 +90,8 @@ pub mod prune_command;
 pub mod publication;
 #[cfg(feature = "relay")]
 pub mod retention;
+#[cfg(feature = "relay")]
+pub mod rewind_command;
 #[cfg(feature = "relay")]
 pub mod sql;
 #[cfg(feature = "relay")]

@@ -6,10 +6,12 @@ use clap::Parser;
 use walpost::{
     app,
     cli::{Cli, Command},
+    codes::{self, Code},
     commands::{self, CommandError},
     config,
     error::chain,
     observe::log,
+    sink::exactly_once::Accepted,
 };
 
 /// Usage or configuration.
@@ -23,6 +25,9 @@ fn main() -> ExitCode {
         // it brings along all that it needs, so no configuration is read
         return exit(commands::demo(demo, cli.settings.brokers.as_deref()));
     }
+    if let Command::Generate(generate) = &cli.command {
+        return exit(commands::generate(&generate.what));
+    }
     let (flags, file) = (cli.overrides(), cli.settings.config.as_deref());
     let loaded = match &cli.command {
         Command::Init(init) if init.print => config::load_without_database(file, &flags),
@@ -30,7 +35,7 @@ fn main() -> ExitCode {
     };
     match loaded {
         Err(faults) => {
-            eprintln!("walpost: {faults}");
+            eprintln!("walpost: {faults} [{}]", Code::Configuration);
             ExitCode::from(MISUSE)
         }
         Ok(config) => {
@@ -42,7 +47,8 @@ fn main() -> ExitCode {
 
 fn exit(outcome: Result<u8, CommandError>) -> ExitCode {
     ExitCode::from(outcome.unwrap_or_else(|error| {
-        eprintln!("walpost: {}", chain(error.as_ref()));
+        let code = codes::of_command(error.as_ref()).map(|code| format!(" [{code}]")).unwrap_or_default();
+        eprintln!("walpost: {}{code}", chain(error.as_ref()));
         FAILED
     }))
 }
@@ -50,15 +56,22 @@ fn exit(outcome: Result<u8, CommandError>) -> ExitCode {
 fn dispatch(command: &Command, config: &config::Config) -> Result<u8, CommandError> {
     commands::refuse_without_slot(command, config)?;
     match command {
-        Command::Run => Ok(app::run(config)?.exit_code()),
+        Command::Run(run) => {
+            let accepted = Accepted { duplicates: run.accept_duplicates, gap: run.accept_gap };
+            Ok(app::run(config, accepted)?.exit_code())
+        }
         Command::Init(init) => commands::init(config, init.print),
         Command::Backfill(again) => commands::backfill(config, again),
         Command::Check(flags) => commands::check(config, flags),
-        Command::Status(report) => commands::status(config, report.format),
-        Command::Peek(peek) => commands::peek(config, peek.limit),
+        Command::Status(standing) => commands::status(config, standing),
+        Command::Peek(peek) => commands::peek(config, peek),
+        Command::Pause => commands::tell(config, "pause"),
+        Command::Resume => commands::tell(config, "resume"),
+        Command::Takeover(takeover) => commands::takeover(config, takeover.from),
+        Command::Rewind(rewind) => commands::rewind(config, rewind),
         Command::Drop(drop) => commands::drop(config, drop.yes),
         Command::Prune(prune) => commands::prune(config, prune.dry_run),
         Command::DeadLetters(letters) => commands::dead_letters(config, &letters.action),
-        Command::Demo(_) => unreachable!("it has been shown before the configuration was read"),
+        Command::Demo(_) | Command::Generate(_) => unreachable!("they are done before the configuration is read"),
     }
 }

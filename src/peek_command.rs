@@ -3,20 +3,28 @@
 //! The slot is copied into a temporary one that vanishes with the connection, so this works beside a walpost that streams. The
 //! rows go through the same stages as in the stream; what they make is printed and sent nowhere.
 
+#[path = "peek_table.rs"]
+mod peek_table;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
+    backfill::BackfillError,
+    cli::Peek,
     config::Config,
     encode::Record,
     event::Position,
     lsn::Lsn,
     pipeline::{Open, Sent, SessionError, Stages},
     prepare,
-    route::RouteError,
+    route::{RouteError, Router},
     sink::{Queued, Sink, SinkError},
-    source::pgoutput::{self, Message, ParseError},
+    source::{
+        SourceError,
+        pgoutput::{self, Message, ParseError},
+    },
     sql::{self, SqlError, quote_identifier},
 };
 
@@ -57,6 +65,17 @@ pub enum PeekError {
     /// The routes do not compile.
     #[error(transparent)]
     Routes(#[from] RouteError),
+    /// The table cannot be read.
+    #[error("read the rows of {table}; a condition is what stands behind WHERE")]
+    Rows {
+        /// The table.
+        table: String,
+        /// Why.
+        source: SourceError,
+    },
+    /// There is no such table.
+    #[error(transparent)]
+    Table(#[from] BackfillError),
     /// A table does not fit, or the like.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -81,16 +100,49 @@ pub struct Peeked {
     pub timestamp: Option<i64>,
     /// Size of the value in bytes.
     pub value_bytes: usize,
+    /// Where asked for: how it came to its topic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<Explained>,
     /// Why it cannot be published as it is: walpost would halt here, or send it to the dead-letter topic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// At most `limit` of the records that would be published next.
-pub async fn run(config: &Config, limit: usize) -> Result<Vec<Peeked>, PeekError> {
+/// How a record came to its topic, and what it weighs.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Explained {
+    /// Number of the rule in `route.rules`, from 1; null where none matched and `route.topic` decides.
+    pub rule: Option<usize>,
+    /// Its glob over the event type.
+    pub matches: Option<String>,
+    /// The template that made the topic.
+    pub template: String,
+    /// Size of the key in bytes.
+    pub key_bytes: usize,
+    /// Size of names and values of the headers in bytes.
+    pub headers_bytes: usize,
+    /// Key, value and headers: what counts against `limits.in_flight_bytes`, but for what the producer keeps beside them.
+    pub record_bytes: usize,
+}
+
+/// At most `limit` of the records that would be published next, or that rows of the table would make.
+pub async fn run(config: &Config, wanted: &Peek) -> Result<Vec<Peeked>, PeekError> {
+    let mut stages = Stages::new(config)?;
+    let explains = wanted.explain.then(|| Router::new(&config.route)).transpose()?;
+    let window = ShopWindow { shown: Vec::new(), explains, limit: wanted.limit };
+    match &wanted.from_table {
+        Some(condition) => peek_table::run(config, condition, stages, window).await,
+        None => behind_the_slot(config, &mut stages, window).await,
+    }
+}
+
+async fn behind_the_slot(
+    config: &Config,
+    stages: &mut Stages,
+    mut window: ShopWindow,
+) -> Result<Vec<Peeked>, PeekError> {
     let client = sql::connect(&config.postgres.conninfo).await?;
     let statement = |attempt: &str, source| PeekError::Statement { attempt: attempt.to_owned(), source };
-    let mut stages = Stages::new(config)?;
     let catalog =
         prepare::look(&client, config).await.map_err(|error| statement("look for the outbox tables", error))?;
     let slot = copy_slot(&client, &config.postgres.slot).await?;
@@ -101,16 +153,17 @@ pub async fn run(config: &Config, limit: usize) -> Result<Vec<Peeked>, PeekError
             .map_err(|error| statement("read the changes behind the slot", error))?;
         stages.forget();
         stages.know(catalog.clone());
-        let shown = show(&changes, &mut stages, limit)?;
+        window.shown.clear();
+        show(&changes, stages, &mut window)?;
         let more = i32::try_from(changes.len()).unwrap_or(i32::MAX) >= step;
-        if shown.len() >= limit || !more || step == i32::MAX {
-            return Ok(shown);
+        if window.is_full() || !more || step == i32::MAX {
+            return Ok(window.shown);
         }
         step = step.saturating_mul(10);
     }
 }
 
-async fn copy_slot(client: &Client, slot: &str) -> Result<String, PeekError> {
+pub(crate) async fn copy_slot(client: &Client, slot: &str) -> Result<String, PeekError> {
     match client.query_one(COPY, &[&slot]).await {
         Ok(row) => Ok(row.get(0)),
         Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) => Err(PeekError::NoSlot(slot.to_owned())),
@@ -133,10 +186,10 @@ async fn changes(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-fn show(changes: &[Vec<u8>], stages: &mut Stages, limit: usize) -> Result<Vec<Peeked>, PeekError> {
-    let (mut shop_window, mut open) = (ShopWindow::default(), None::<Open>);
+fn show(changes: &[Vec<u8>], stages: &mut Stages, window: &mut ShopWindow) -> Result<(), PeekError> {
+    let mut open = None::<Open>;
     for change in changes {
-        if shop_window.shown.len() >= limit {
+        if window.is_full() {
             break;
         }
         match pgoutput::parse(change)? {
@@ -149,27 +202,54 @@ fn show(changes: &[Vec<u8>], stages: &mut Stages, limit: usize) -> Result<Vec<Pe
             }
             Message::Insert { relation, row } => {
                 let Some(open) = &mut open else { continue };
-                match stages.publish(relation, row, *open, &mut shop_window) {
-                    Ok(Sent::NotOurs { .. }) => continue,
-                    Ok(Sent::Yes | Sent::Full) => {}
-                    Err(error @ SessionError::Poison { .. }) => shop_window.show_poison(open.position, &error),
-                    Err(error) => return Err(error.into()),
+                let outcome = stages.publish(relation, row, *open, window);
+                if window.show(outcome, open.position)? {
+                    open.position.ordinal += 1;
                 }
-                open.position.ordinal += 1;
             }
             Message::Commit { .. } | Message::Logical { .. } | Message::Ignored(_) => {}
         }
     }
-    Ok(shop_window.shown)
+    Ok(())
 }
 
 /// A sink that only shows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ShopWindow {
     shown: Vec<Peeked>,
+    /// The routes, where they are to be explained.
+    explains: Option<Router>,
+    limit: usize,
 }
 
 impl ShopWindow {
+    fn is_full(&self) -> bool {
+        self.shown.len() >= self.limit
+    }
+
+    /// Shows why a row could not be published; false where it is none of an outbox.
+    fn show(&mut self, outcome: Result<Sent, SessionError>, position: Position) -> Result<bool, SessionError> {
+        match outcome {
+            Ok(sent) => return Ok(!matches!(sent, Sent::NotOurs { .. })),
+            Err(error @ SessionError::Poison { .. }) => self.show_poison(position, &error),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    fn explain(&self, record: &Record<'_>) -> Option<Explained> {
+        let event_type = String::from_utf8_lossy(record.headers.get(b"event_type").unwrap_or_default());
+        let (rule, matches, template) = self.explains.as_ref()?.explain(&event_type);
+        Some(Explained {
+            rule,
+            matches,
+            template: template.to_owned(),
+            key_bytes: record.key.map_or(0, <[u8]>::len),
+            headers_bytes: record.headers.iter().map(|(name, value)| name.len() + value.len()).sum(),
+            record_bytes: record.weight() - Record::OVERHEAD,
+        })
+    }
+
     fn show_poison(&mut self, position: Position, error: &SessionError) {
         let error = Some(crate::error::chain(error));
         self.shown.push(Peeked { position: position.to_string(), error, ..Peeked::default() });
@@ -191,6 +271,7 @@ impl Sink for ShopWindow {
             headers: record.headers.iter().map(|(name, value)| (text(name), shown(value))).collect(),
             timestamp: Some(record.timestamp_ms),
             value_bytes: record.value.map_or(0, <[u8]>::len),
+            explain: self.explain(record),
             error: record.headers.get(b"walpost_error").map(text),
         });
         Ok(Queued::Accepted)

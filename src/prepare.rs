@@ -34,6 +34,7 @@ async fn ensure(config: &Config) -> Result<Prepared, InitError> {
         if let init::Step::Created(what) = &publication {
             tracing::info!(what, "created");
         }
+        init::announce_slot(&client, config, false).await?;
         let slot = backfill::ensure_slot(&client, config).await?;
         if matches!((&publication, &slot), (init::Step::Found(_), Slot::Created)) {
             tracing::warn!(

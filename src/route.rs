@@ -125,6 +125,15 @@ impl Router {
         })
     }
 
+    /// Which rule an event type matches, counted from 1 (`None`: none, so the template decides), its glob, and its template.
+    pub fn explain(&self, event_type: &str) -> (Option<usize>, Option<String>, &str) {
+        let found = self.rules.iter().position(|(glob, _)| glob.matches(event_type));
+        found.map_or((None, None, &self.otherwise.text), |index| {
+            let (glob, template) = &self.rules[index];
+            (Some(index + 1), Some(glob.to_string()), &template.text)
+        })
+    }
+
     /// All templates, the rules' first.
     pub fn templates(&self) -> impl Iterator<Item = &Template> {
         self.rules.iter().map(|(_, template)| template).chain([&self.otherwise])

@@ -14,6 +14,7 @@ use tokio::{
 use tokio_postgres::Client;
 
 use crate::{
+    cli::Probe,
     config::{Config, SourceKind},
     observe::{
         slot::{self, SlotState},
@@ -39,6 +40,11 @@ pub enum StatusError {
         /// Why Postgres does not answer.
         source: SqlError,
     },
+    /// There is nobody to ask.
+    #[error(
+        "http.listen is empty, so a walpost that runs here cannot be asked; give it an address, for example 127.0.0.1:9465"
+    )]
+    NoListener,
     /// The look at the tables failed.
     #[error("look at the outbox tables")]
     Tables(#[source] tokio_postgres::Error),
@@ -82,6 +88,31 @@ pub async fn run(config: &Config) -> Result<Status, StatusError> {
     Ok(status)
 }
 
+/// What a walpost that was asked says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ProbeAnswer {
+    /// Yes.
+    pub yes: bool,
+    /// Its own words, or why there are none.
+    pub text: String,
+}
+
+/// Asks the walpost that runs with this configuration on this machine one thing.
+pub async fn probe(config: &Config, probe: Probe) -> Result<ProbeAnswer, StatusError> {
+    let address = reachable(config.http.listen.ok_or(StatusError::NoListener)?);
+    let path = match probe {
+        Probe::Live => "/livez",
+        Probe::Ready => "/readyz",
+        Probe::Standby => "/readyz?standby=ok",
+    };
+    let answered = match get(address, path).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok(ProbeAnswer { yes: false, text: format!("no answer at {address}: {error}") }),
+    };
+    let (yes, body) = parts(&answered).unwrap_or((false, "the answer is not walpost's"));
+    Ok(ProbeAnswer { yes, text: body.to_owned() })
+}
+
 /// What the tables tell: how long the first undelivered event waits.
 async fn of_tables(client: &Client, config: &Config, asked: Option<SocketAddr>) -> Result<Status, StatusError> {
     let postgres = &config.postgres;
@@ -97,7 +128,7 @@ async fn of_tables(client: &Client, config: &Config, asked: Option<SocketAddr>) 
 }
 
 /// Where to ask: a listener on all addresses is asked on the loopback one.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -107,23 +138,33 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// `None` when nobody answers there, or somebody else does.
-async fn ask(address: SocketAddr) -> Option<Status> {
-    let answer = timeout(TIMEOUT, get_status(address)).await.ok()?;
+pub(crate) async fn ask(address: SocketAddr) -> Option<Status> {
+    let answer = get(address, "/status").await;
     let answer = answer.inspect_err(|error| tracing::debug!(%address, %error, "no walpost answers")).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    if !head.starts_with("HTTP/1.") || head.split(' ').nth(1) != Some("200") {
-        return None;
-    }
-    serde_json::from_str(body).ok()
+    let (yes, body) = parts(&answer)?;
+    yes.then(|| serde_json::from_str(body).ok())?
 }
 
-/// The listener closes the connection behind its answer.
-async fn get_status(address: SocketAddr) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET /status HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
-    Ok(answer)
+/// Whether the answer is 200, and its body; `None` where it is no HTTP.
+fn parts(answer: &str) -> Option<(bool, &str)> {
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.starts_with("HTTP/1.").then(|| (head.split(' ').nth(1) == Some("200"), body))
+}
+
+async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    exchange(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")).await
+}
+
+/// One question, and the answer with its head; the listener closes the connection behind it.
+pub(crate) async fn exchange(address: SocketAddr, request: &str) -> std::io::Result<String> {
+    let whole = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.take(MAX_ANSWER).read_to_string(&mut answer).await?;
+        Ok(answer)
+    };
+    timeout(TIMEOUT, whole).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 #[cfg(test)]
@@ -159,7 +200,7 @@ mod tests {
         let (view, _sender) = crate::observe::status::tests::view();
         let listener = crate::observe::http::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(crate::observe::http::serve(listener, view.clone()));
+        tokio::spawn(crate::observe::http::serve(listener, view.clone(), axum::Router::new()));
         assert_eq!(ask(address).await, Some(view.status()));
     }
 }

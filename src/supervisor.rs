@@ -3,30 +3,40 @@
 //! A session is a producer, a connection and a stream. What one has learned that the next must know (a topic that refuses, a
 //! batch to take apart, what the brokers have beyond the slot) is kept here.
 
+mod password;
+mod reasons;
+mod session_sink;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    backfill::{BackfillError, Fill, Filled},
+    backfill::{Fill, Filled},
     backoff::Backoff,
-    config::{Config, SourceKind},
+    codes,
+    config::{Config, Delivery, Secret, SourceKind},
     error::{Verdict, chain, judge},
     fault,
-    init::InitError,
     lsn::Lsn,
-    observe::{Health, Metrics, Part, Progress},
+    observe::{Health, Metrics, Part, Progress, Stage},
     pipeline::{SessionError, Signals, Stages, Telltale, Wish, run_session},
-    poll::{self, PollError, Retry, Witnesses},
+    poll::{self, Retry, Witnesses},
     prepare::{Prepared, prepare},
     retention::Witness,
-    sink::{Delivered, KafkaSink, Mode, Sending, SinkError},
+    sink::{
+        Delivered, ExactlyOnceSink, KafkaSink, Mode, Sending, SinkError,
+        exactly_once::{Accepted, Learned},
+    },
     source::{
         Replication, SourceError, Wire,
         queue::Queue,
         slot::{self, SlotFound},
+        whereabouts::{self, Whereabouts},
     },
 };
+use reasons::{part, reason, sink_reason, slot_is_taken};
+use session_sink::SessionSink;
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +87,7 @@ enum Over {
 
 /// What there is to do once the server is reached.
 enum Reached {
-    Stream(Box<Replication>, Lsn),
+    Stream(Box<Replication>, Lsn, Whereabouts),
     /// The rows before the stream.
     Rows,
     /// The tables themselves.
@@ -113,8 +123,12 @@ pub struct Supervisor {
     /// What the brokers have beyond the slot.
     delivered: Delivered,
     /// The producer, when nothing was sent by it yet.
-    spare: Option<KafkaSink>,
+    spare: Option<SessionSink>,
     refused: Option<String>,
+    /// The same for exactly-once delivery.
+    learned: Learned,
+    /// What the present producer proves itself with, where that stands in a file.
+    password: Option<Secret>,
     /// The cluster that this process streams from.
     system: Option<String>,
     /// Rows to publish before the stream, or instead of one.
@@ -130,6 +144,16 @@ pub struct Supervisor {
 impl Supervisor {
     /// Compiles the routes; the configuration is valid otherwise.
     pub fn new(config: Config, shared: Shared, signals: Signals) -> Result<Self, crate::route::RouteError> {
+        Self::accepting(Accepted::default(), config, shared, signals)
+    }
+
+    /// The same with what the operator accepts of what the progress topic would refuse.
+    pub fn accepting(
+        accepted: Accepted,
+        config: Config,
+        shared: Shared,
+        signals: Signals,
+    ) -> Result<Self, crate::route::RouteError> {
         let stages = Stages::new(&config)?;
         let lets_go = config.postgres.source == SourceKind::Poll;
         Ok(Self {
@@ -140,8 +164,10 @@ impl Supervisor {
             sending: Sending { mode: Mode::Normal, batch_bytes: None, lets_go },
             was_too_large: false,
             delivered: Delivered::default(),
+            password: None,
             spare: None,
             refused: None,
+            learned: Learned { accepted, ..Learned::default() },
             system: None,
             fill: None,
             retries: Vec::new(),
@@ -171,7 +197,9 @@ impl Supervisor {
         loop {
             let began = Instant::now();
             let outcome = self.session().await;
-            self.shared.progress.set_streaming(false);
+            if self.shared.progress.stage() != Stage::Standby {
+                self.shared.progress.set_stage(Stage::Connecting);
+            }
             let error = match outcome {
                 Ok(Over::AsAsked) => return Ended::Stopped,
                 Ok(Over::Filled) if only_fill => return Ended::Filled,
@@ -207,9 +235,11 @@ impl Supervisor {
     /// One session: a producer, a connection, a stream or the rows before it.
     async fn session(&mut self) -> Result<Over, SessionError> {
         // first the producer: it connects while Postgres is asked
-        let mut sink = match self.spare.take() {
-            Some(sink) => sink,
-            None => self.make_sink()?,
+        let mut sink = if let Some(sink) = self.spare.take() {
+            sink
+        } else {
+            self.password = self.config.kafka.password_in_file();
+            self.make_sink()?
         };
         let mut wish = self.signals.wish.clone();
         let connected = tokio::select! {
@@ -219,25 +249,57 @@ impl Supervisor {
         };
         let outcome = match connected {
             Err(error) => Err(error),
-            Ok(Reached::Rows) => self.backfill(&mut sink).await,
-            Ok(Reached::Tables(queue)) => self.poll(queue, &mut sink).await,
-            Ok(Reached::Stream(mut source, confirmed)) => {
-                self.shared.progress.set_streaming(true);
-                self.shared.health.well(Part::Stream);
-                tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
-                let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
-                let stages = (&mut self.stages, confirmed);
-                sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
-                let outcome = run_session(&mut *source, &mut sink, stages, &mut self.signals, telltale).await;
-                self.refused = sink.refused().map(str::to_owned);
-                self.delivered = sink.leave_delivered();
-                outcome.map(|()| Over::AsAsked)
+            Ok(Reached::Rows) => {
+                let mut plain = sink.take_at_least_once().map_or_else(|| self.make_kafka_sink(), Ok)?;
+                let outcome = self.backfill(&mut plain).await;
+                sink = SessionSink::AtLeastOnce(Box::new(plain));
+                outcome
             }
+            Ok(Reached::Tables(queue)) => match &mut sink {
+                SessionSink::AtLeastOnce(sink) => self.poll(queue, sink).await,
+                // the configuration has refused it
+                SessionSink::ExactlyOnce(_) | SessionSink::Taken => return Ok(Over::AsAsked),
+            },
+            Ok(Reached::Stream(source, confirmed, here)) => self.stream(source, &mut sink, (confirmed, here)).await,
         };
         if sink.is_fresh() && !matches!(outcome, Err(SessionError::Sink(_))) {
             self.spare = Some(sink);
         }
         outcome
+    }
+
+    /// Publishes what the log brings.
+    async fn stream(
+        &mut self,
+        mut source: Box<Replication>,
+        sink: &mut SessionSink,
+        (confirmed, here): (Lsn, Whereabouts),
+    ) -> Result<Over, SessionError> {
+        self.shared.progress.set_streaming(true);
+        self.shared.health.well(Part::Stream);
+        tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
+        let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        let stages = (&mut self.stages, confirmed);
+        let changed = password::changes(self.password.as_ref(), &self.config.kafka, &self.shared.health);
+        let outcome = match sink {
+            SessionSink::AtLeastOnce(sink) => {
+                sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
+                let outcome =
+                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
+                self.refused = sink.refused().map(str::to_owned);
+                self.delivered = sink.leave_delivered();
+                outcome
+            }
+            SessionSink::ExactlyOnce(sink) => {
+                sink.prepare(here, std::mem::take(&mut self.learned));
+                let outcome =
+                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
+                self.learned = sink.leave();
+                outcome
+            }
+            SessionSink::Taken => Ok(()),
+        };
+        outcome.map(|()| Over::AsAsked)
     }
 
     /// Publishes what the tables hold, without a stream.
@@ -256,6 +318,7 @@ impl Supervisor {
     async fn backfill(&mut self, sink: &mut KafkaSink) -> Result<Over, SessionError> {
         let Some(fill) = &mut self.fill else { return Ok(Over::Filled) };
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
+        self.shared.progress.set_stage(Stage::Backfilling);
         self.shared.health.hold(Part::Stream, "rows older than the slot are published first");
         sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
         let filled = fill.publish((sink, &mut self.stages), &mut self.signals, telltale).await;
@@ -272,13 +335,33 @@ impl Supervisor {
         Ok(Over::Filled)
     }
 
-    fn make_sink(&self) -> Result<KafkaSink, SinkError> {
+    fn make_sink(&self) -> Result<SessionSink, SinkError> {
         if self.held {
             fault::point("in_rebuild");
         }
-        let (kafka, limits) = (&self.config.kafka, self.config.limits);
-        let client_id = format!("walpost-{}", self.config.postgres.slot);
+        // rows before the stream have no position that could be stored
+        if self.fill.is_some() || !self.is_exactly_once() {
+            return self.make_kafka_sink().map(|sink| SessionSink::AtLeastOnce(Box::new(sink)));
+        }
+        let (client_id, watchers) = self.who_sends();
+        let mut sink = ExactlyOnceSink::start(&self.config, self.sending, &client_id, watchers)?;
+        sink.tell_of_dead_letters(Arc::clone(&self.shared.witness.buried));
+        Ok(SessionSink::ExactlyOnce(Box::new(sink)))
+    }
+
+    fn is_exactly_once(&self) -> bool {
+        self.config.kafka.delivery == Delivery::ExactlyOnce
+    }
+
+    /// What brokers call a producer of ours, and who hears of its fate.
+    fn who_sends(&self) -> (String, (Arc<Metrics>, Arc<Health>)) {
         let watchers = (Arc::clone(&self.shared.metrics), Arc::clone(&self.shared.health));
+        (format!("walpost-{}", self.config.postgres.slot), watchers)
+    }
+
+    fn make_kafka_sink(&self) -> Result<KafkaSink, SinkError> {
+        let (kafka, limits) = (&self.config.kafka, self.config.limits);
+        let (client_id, watchers) = self.who_sends();
         let mut sink = KafkaSink::start(kafka, limits, self.sending, &client_id, watchers)?;
         sink.tell_of_dead_letters(Arc::clone(&self.shared.witness.buried));
         Ok(sink)
@@ -318,12 +401,13 @@ impl Supervisor {
         };
         let found = slot::look_again(&mut wire, &postgres.slot, self.held, &mut self.system).await?;
         self.compare(&found);
+        let here = if self.is_exactly_once() { whereabouts::ask(&mut wire).await? } else { Whereabouts::default() };
         let postgres = &self.config.postgres;
         let stream = Replication::start(wire, &postgres.slot, &postgres.publication).await?;
         if std::mem::replace(&mut self.held, true) {
             self.shared.metrics.reconnects.with_label_values(&["replication"]).inc();
         }
-        Ok(Reached::Stream(Box::new(stream), found.confirmed))
+        Ok(Reached::Stream(Box::new(stream), found.confirmed, here))
     }
 
     /// Holds what the slot says against what this process knows.
@@ -342,7 +426,8 @@ impl Supervisor {
 
     /// What follows an error: a wait, or the end.
     fn after(&mut self, error: &SessionError, backoff: &mut Backoff) -> Result<Duration, Ended> {
-        let text = chain(error);
+        let code = codes::of_session(error);
+        let text = format!("{} [{code}]", chain(error));
         self.note(error);
         let (hint, ended) = match judge(error) {
             Verdict::Retry => ("", None),
@@ -354,16 +439,21 @@ impl Supervisor {
         if let Some(ended) = ended {
             self.shared.health.trouble(Part::Stream, format!("halted: {text}; {hint}"));
             self.shared.metrics.halted.with_label_values(&[reason(error)]).set(1.0);
-            tracing::error!(error = text, remedy = hint, "halted");
+            tracing::error!(error = text, %code, remedy = hint, "halted");
             return Err(ended);
         }
-        if matches!(error, SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. })) {
-            tracing::warn!(error = text, "starting over with another way of sending");
+        if matches!(
+            error,
+            SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. } | SinkError::Convicted { .. })
+        ) {
+            tracing::warn!(error = text, %code, "starting over with another way of sending");
             return Ok(Duration::ZERO);
         }
         let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));
         let mut wait = backoff.next_wait();
-        if slot_is_taken(error) {
+        let taken = slot_is_taken(error);
+        self.shared.progress.set_stage(if taken { Stage::Standby } else { Stage::Connecting });
+        if taken {
             wait = wait.min(STANDBY_WAIT);
         }
         if !hint.is_empty() {
@@ -373,7 +463,7 @@ impl Supervisor {
             wait = wait.max(STOPPING_WAIT);
         }
         if fresh {
-            tracing::warn!(error = text, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
+            tracing::warn!(error = text, %code, remedy = hint, wait_ms = wait.as_millis(), "trying again until it works");
         }
         Ok(wait)
     }
@@ -389,6 +479,8 @@ impl Supervisor {
                 let until = if self.polls() { Lsn(u64::from(self.config.poll.batch)) } else { *until };
                 self.sending.mode = Mode::Isolate { until };
             }
+            // its dead letter goes the same careful way
+            SinkError::Convicted { .. } => {}
             SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
             SinkError::Cleared { convicted: 0 } if self.was_too_large => self.shrink_batches(),
             _ => self.sending.mode = Mode::Normal,
@@ -409,42 +501,16 @@ impl Supervisor {
     }
 }
 
-fn slot_is_taken(error: &SessionError) -> bool {
-    match error {
-        SessionError::Source(SourceError::Server(error)) => error.code == "55006",
-        SessionError::Backfill(BackfillError::Busy(_)) => true,
-        SessionError::Prepare(error) => matches!(**error, InitError::Slot(BackfillError::Busy(_))),
-        _ => false,
-    }
-}
-
-fn part(error: &SessionError) -> Part {
-    match error {
-        SessionError::Sink(SinkError::Refused { .. }) => Part::Topic,
-        SessionError::Sink(_) | SessionError::Poll(PollError::Unacknowledged { .. }) => Part::Kafka,
-        _ => Part::Stream,
-    }
-}
-
-fn sink_reason(error: &SinkError) -> &'static str {
-    match error {
-        SinkError::Refused { .. } => "topic_refused",
-        SinkError::Suspect { .. } => "batch_refused",
-        SinkError::Poison { .. } => "poison",
-        SinkError::Cleared { .. } => "isolation_over",
-        SinkError::Producer { .. } => "producer_failed",
-        SinkError::Settings(_) => "settings",
-    }
-}
-
-fn reason(error: &SessionError) -> &'static str {
-    match error {
-        SessionError::Source(SourceError::SlotLost { .. } | SourceError::OtherSystem { .. }) => "slot_lost",
-        SessionError::Source(_) | SessionError::Prepare(_) | SessionError::Backfill(_) | SessionError::Poll(_) => {
-            "postgres"
-        }
-        SessionError::Sink(SinkError::Poison { .. }) | SessionError::Poison { .. } => "poison",
-        SessionError::Sink(_) => "kafka",
-        SessionError::Table { .. } => "table",
+/// A session that ends early when the producer's password is no longer the right one. What was acknowledged and is not
+/// confirmed is remembered, as after every session.
+async fn unless(
+    changed: impl Future<Output = SessionError>,
+    session: impl Future<Output = Result<(), SessionError>>,
+) -> Result<(), SessionError> {
+    tokio::select! {
+        // the session first: how it ended says more
+        biased;
+        outcome = session => outcome,
+        changed = changed => Err(changed),
     }
 }

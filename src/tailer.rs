@@ -61,7 +61,8 @@ pub enum TailError {
 pub async fn tail<S: Sink>(config: &Config, sink: &mut S, wish: watch::Receiver<Wish>) -> Result<(), TailError> {
     // nobody watches the server beside the stream: its end is what tells that it stops
     let (_unwatched, server) = watch::channel(ServerState::Unknown);
-    let signals = Signals { wish, server, drain_timeout: config.shutdown.drain_timeout };
+    let (_never, pause) = watch::channel(false);
+    let signals = Signals { wish, server, pause, drain_timeout: config.shutdown.drain_timeout };
     let mut tailer = Tailer { config, stages: Stages::new(config)?, signals, metrics: Metrics::new(), system: None };
     let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
     let progress = Progress::default();

@@ -100,7 +100,8 @@ impl<'a> Run<'a> {
                 return Ok(Filled::Interrupted);
             }
             sink.tick(0)?;
-            let pause = self.work(sink, stages)?;
+            let held = *signals.pause.borrow_and_update();
+            let pause = if held { Pause::Until(Instant::now() + LOOK) } else { self.work(sink, stages)? };
             self.tell(sink);
             let wake = match pause {
                 Pause::Nothing => {
@@ -118,6 +119,7 @@ impl<'a> Run<'a> {
             tokio::select! {
                 biased;
                 Ok(()) = signals.wish.changed() => {}
+                Ok(()) = signals.pause.changed() => {}
                 () = sink.ready(), if matches!(pause, Pause::Room | Pause::End) => {}
                 moved = self.reading.snapshot.drive(), if matches!(pause, Pause::Rows) => {
                     moved.map_err(BackfillError::from)?;

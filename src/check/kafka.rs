@@ -112,7 +112,7 @@ impl ProducerContext for Complaint {
 }
 
 /// All topics at once: a question about one topic could create it. Blocks.
-fn metadata(config: &KafkaConfig) -> Result<Metadata, String> {
+pub(super) fn metadata(config: &KafkaConfig) -> Result<Metadata, String> {
     let complaint = Complaint::default();
     let mut settings = admin_config(config);
     settings.set("allow.auto.create.topics", "false");
@@ -137,6 +137,7 @@ async fn limits(config: &KafkaConfig, topics: &[&str], brokers: usize, findings:
     }
 }
 
+/// The settings of topics, in their order.
 pub(super) async fn describe(
     config: &KafkaConfig,
     topics: &[&str],

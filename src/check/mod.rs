@@ -7,6 +7,7 @@ mod consumer;
 mod findings;
 mod kafka;
 mod poll;
+mod progress;
 mod retention;
 mod server;
 mod slot;
@@ -48,6 +49,7 @@ pub async fn run(config: &Config, consumer: Option<&Consumer>) -> Report {
     if let Some(consumer) = consumer {
         consumer::check(client.as_ref().ok(), config, consumer, (&topics, &mut findings)).await;
     }
+    progress::check(config, &mut findings).await;
     Report::new(findings)
 }
 

@@ -5,17 +5,26 @@
 mod fault;
 mod nearest;
 mod reader;
+mod reference;
 mod refused;
 mod sections;
 #[cfg(test)]
 mod tests;
 mod value;
 
-use std::{collections::BTreeMap, ffi::OsString, io, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 pub use self::fault::{Fault, Faults, Origin};
+pub use self::reference::reference;
 use self::{reader::Reader, value::Entries};
-pub use crate::table_name::TableName;
+pub use crate::{admin::AdminToken, table_name::TableName};
 
 /// The file that is read when none is named and it exists.
 pub const DEFAULT_FILE: &str = "walpost.toml";
@@ -296,8 +305,50 @@ pub struct KafkaConfig {
     pub replication_factor: i32,
     /// Where poison goes, a legal topic name; unset (the default): a poison event halts.
     pub dead_letter_topic: Option<String>,
+    /// What a consumer sees of a repetition. Default `at_least_once`.
+    pub delivery: Delivery,
+    /// `commit_interval_ms`: how often a Kafka transaction is committed under `exactly_once`, 20 to 10,000. Default 100.
+    pub commit_interval: Duration,
+    /// `transaction_timeout_ms`: after so long the brokers abort a transaction that walpost left open, 5,000 to 900,000.
+    /// Default 30,000.
+    pub transaction_timeout: Duration,
+    /// Where walpost keeps its position under `exactly_once`, a topic of this slot alone; also the producer's
+    /// `transactional.id`. Default `walpost.progress.<slot>`.
+    pub progress_topic: String,
     /// Further librdkafka properties, checked against the refused ones. Values may be secrets.
     pub properties: Vec<(String, Secret)>,
+    /// Where `sasl.password` stands; read anew for each client. Then `properties` has that of the start.
+    pub sasl_password_file: Option<PathBuf>,
+}
+
+/// librdkafka's name of the password.
+pub(crate) const SASL_PASSWORD: &str = "sasl.password";
+
+impl KafkaConfig {
+    /// The password that its file holds now; `None` where there is no file, or it cannot be read.
+    pub fn password_in_file(&self) -> Option<Secret> {
+        let text = std::fs::read_to_string(self.sasl_password_file.as_ref()?).ok()?;
+        Some(Secret::new(text.trim_end_matches(['\n', '\r'])))
+    }
+
+    /// The properties, with the password that its file holds now.
+    pub fn present_properties(&self) -> Vec<(String, Secret)> {
+        let mut properties = self.properties.clone();
+        if let Some(password) = self.password_in_file() {
+            properties.retain(|(name, _)| name != SASL_PASSWORD);
+            properties.push((SASL_PASSWORD.to_owned(), password));
+        }
+        properties
+    }
+}
+
+/// What a consumer sees of a repetition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// After a crash events may come twice.
+    AtLeastOnce,
+    /// Position and events are written in the same Kafka transaction: who reads committed records sees each event once.
+    ExactlyOnce,
 }
 
 /// `[limits]`
@@ -349,10 +400,13 @@ pub struct ShutdownConfig {
 }
 
 /// `[http]`
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct HttpConfig {
     /// Listen address, IP and port. Default `127.0.0.1:9465`; `None` when set to the empty string: no listener.
     pub listen: Option<SocketAddr>,
+    /// `admin_token_file`, or `admin_token`: what lets an operator pause, resume and stop by HTTP, at least 16 characters. The
+    /// file is read for each request. Default `None`: nobody can.
+    pub admin_token: Option<AdminToken>,
 }
 
 /// `[log]`

@@ -1,17 +1,18 @@
 //! Every key: its section, type, default and bounds.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use super::{
-    Backfill, ColumnsConfig, Config, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat, OnIllegalTopic,
-    OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig, RouteConfig, RouteRule,
-    Secret, ShutdownConfig, SourceKind,
+    AdminToken, Backfill, ColumnsConfig, Config, Delivery, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat,
+    OnIllegalTopic, OptionalColumn, OutboxConfig, PollColumns, PollConfig, PostgresConfig, RetentionConfig,
+    RouteConfig, RouteRule, SASL_PASSWORD, Secret, ShutdownConfig, SourceKind,
     fault::Origin,
     reader::{Located, Section},
     refused,
     value::{Entries, Node, Value},
 };
 use crate::{
+    admin::SHORTEST_TOKEN,
     backfill::MARKER_SUFFIX,
     conninfo::{ConnInfo, ConnInfoError},
     observe::log,
@@ -24,7 +25,8 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     let postgres = within(root, "postgres", |section| postgres(section, pgpassword));
     let outboxes = outboxes(root);
     let route = within(root, "route", route);
-    let kafka = within(root, "kafka", kafka);
+    let stream = postgres.as_ref().map(|postgres| (postgres.slot.clone(), postgres.source));
+    let kafka = within(root, "kafka", |section| kafka(section, stream));
     let limits = within(root, "limits", |section| LimitsConfig {
         in_flight_events: size(section, "in_flight_events", 20_000, 1..=1_000_000),
         in_flight_bytes: size(section, "in_flight_bytes", 64 << 20, 64 << 10..=16 << 30),
@@ -247,7 +249,7 @@ fn check_template(section: &mut Section<'_>, text: &Located<String>) {
     }
 }
 
-fn kafka(section: &mut Section<'_>) -> KafkaConfig {
+fn kafka(section: &mut Section<'_>, stream: Option<(String, SourceKind)>) -> KafkaConfig {
     let brokers = text_or(section, "brokers", "localhost:9092");
     if brokers.value.split(',').any(|broker| broker.trim().is_empty()) {
         section.fault(&brokers.at, "brokers", "has an empty entry", "write host:port,host:port");
@@ -261,15 +263,69 @@ fn kafka(section: &mut Section<'_>) -> KafkaConfig {
     {
         section.fault(&topic.at, "dead_letter_topic", format!("is no legal topic name: {problem}"), "rename it");
     }
-    let properties = properties(section);
+    let (slot, source) = stream.unwrap_or_else(|| ("walpost".to_owned(), SourceKind::Wal));
+    let delivery = delivery(section, source);
+    let interval = section.integer("commit_interval_ms", 100, &(20..=10_000));
+    let timeout = section.integer("transaction_timeout_ms", 30_000, &(5_000..=900_000));
+    let progress = section.text("progress_topic");
+    if let Some(topic) = &progress
+        && let Err(problem) = legal(topic.value.as_bytes())
+    {
+        section.fault(&topic.at, "progress_topic", format!("is no legal topic name: {problem}"), "rename it");
+    }
+    let progress_at = progress.as_ref().map_or(&Origin::Unset, |topic| &topic.at);
+    let keys = [
+        ("commit_interval_ms", &interval.at),
+        ("transaction_timeout_ms", &timeout.at),
+        ("progress_topic", progress_at),
+    ];
+    for (key, at) in keys {
+        if delivery == Delivery::AtLeastOnce && *at != Origin::Unset {
+            let what = "has no effect without kafka.delivery = \"exactly_once\"";
+            section.fault(at, key, what, "set kafka.delivery, or leave it out");
+        }
+    }
+    let (password, sasl_password_file) = password_file(section).unzip();
+    let properties = properties(section, password);
+    let millis = |located: &Located<i64>| Duration::from_millis(located.value.unsigned_abs());
     KafkaConfig {
+        delivery,
+        commit_interval: millis(&interval),
+        transaction_timeout: millis(&timeout),
+        progress_topic: progress.map_or_else(|| format!("walpost.progress.{slot}"), |topic| topic.value),
         brokers: brokers.value,
         create_topics,
         partitions,
         replication_factor,
         dead_letter_topic: dead_letter_topic.map(|topic| topic.value),
         properties,
+        sasl_password_file,
     }
+}
+
+/// The password, and the file that holds it.
+fn password_file(section: &mut Section<'_>) -> Option<(Secret, PathBuf)> {
+    let key = "sasl_password_file";
+    let file = section.text(key)?;
+    match std::fs::read_to_string(&file.value) {
+        Ok(text) => Some((Secret::new(text.trim_end_matches(['\n', '\r'])), file.value.into())),
+        Err(error) => {
+            section.fault(&file.at, key, format!("cannot be read: {error}"), "name a readable file");
+            None
+        }
+    }
+}
+
+fn delivery(section: &mut Section<'_>, source: SourceKind) -> Delivery {
+    let (once, key) = (Delivery::ExactlyOnce, "delivery");
+    let choices = [("at_least_once", Delivery::AtLeastOnce), ("exactly_once", once)];
+    let delivery = section.choice(key, &choices);
+    if delivery == once && source == SourceKind::Poll {
+        let what =
+            "cannot be exactly_once where the table is polled: its mark is in Postgres, not in the Kafka transaction";
+        section.fault(&Origin::Unset, key, what, "set postgres.source = \"wal\", or leave kafka.delivery out");
+    }
+    delivery
 }
 
 /// -1, or 1 to `most`.
@@ -281,9 +337,10 @@ fn broker_default_or(section: &mut Section<'_>, key: &str, most: i32) -> i32 {
     i32::try_from(number.value).unwrap_or(-1)
 }
 
-fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
+fn properties(section: &mut Section<'_>, password: Option<Secret>) -> Vec<(String, Secret)> {
     let key = "properties";
-    let mut properties: Vec<(String, Secret)> = Vec::new();
+    let password = password.map(|password| (SASL_PASSWORD.to_owned(), password));
+    let mut properties: Vec<(String, Secret)> = password.into_iter().collect();
     let mut secured = None;
     for (name, Node { value, at }) in flatten(section.dotted_map(key)) {
         let value = match value {
@@ -296,6 +353,9 @@ fn properties(section: &mut Section<'_>) -> Vec<(String, Secret)> {
             }
         };
         match refused::check(&name, &value) {
+            Ok(()) if name == SASL_PASSWORD && !properties.is_empty() && properties[0].0 == name => {
+                section.fault(&at, key, "sasl.password is set beside sasl_password_file", "leave one of them out");
+            }
             Ok(()) if properties.iter().any(|(taken, _)| taken == refused::canonical(&name)) => {
                 let what = format!("{name} is set under two names: {} is the same", refused::canonical(&name));
                 section.fault(&at, key, what, "leave one of them out");
@@ -389,7 +449,29 @@ fn http(section: &mut Section<'_>) -> HttpConfig {
         let remedy = "for example 127.0.0.1:9465, 0.0.0.0:9465 or [::]:9465; empty means no listener";
         section.fault(&text.at, "listen", "must be an IP address and a port", remedy);
     }
-    HttpConfig { listen: listen.and_then(Result::ok) }
+    HttpConfig { listen: listen.and_then(Result::ok), admin_token: admin_token(section) }
+}
+
+fn admin_token(section: &mut Section<'_>) -> Option<AdminToken> {
+    let file = section.text("admin_token_file");
+    let token = section.text("admin_token");
+    if let (Some(_), Some(token)) = (&file, &token) {
+        section.fault(&token.at, "admin_token", "is set beside admin_token_file", "leave one of them out");
+    }
+    if let Some(file) = file {
+        let token = AdminToken::File(file.value.into());
+        if let Err(error) = token.read() {
+            let remedy = format!("name a readable file that holds at least {SHORTEST_TOKEN} characters");
+            section.fault(&file.at, "admin_token_file", format!("cannot be used: {error}"), remedy);
+        }
+        return Some(token);
+    }
+    let token = token?;
+    if token.value.len() < SHORTEST_TOKEN {
+        let what = format!("must have at least {SHORTEST_TOKEN} characters");
+        section.fault(&token.at, "admin_token", what, "for example: openssl rand -hex 32");
+    }
+    Some(AdminToken::Text(Secret::new(token.value)))
 }
 
 fn log_section(section: &mut Section<'_>) -> LogConfig {

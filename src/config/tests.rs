@@ -406,6 +406,20 @@ fn the_example_states_the_defaults_and_every_key() {
 }
 
 #[test]
+fn the_page_of_all_settings_is_that_of_the_code() {
+    let (_, known) = read(None, std::iter::empty::<(OsString, OsString)>(), &[]);
+    let page = reference();
+    // a table of keys is a heading, a key is a line
+    for key in known {
+        let shown = page.contains(&format!("**`{key}`**")) || page.contains(&format!("[{key}]"));
+        assert!(shown, "{key} is not in the reference");
+    }
+    let written = include_str!("../../docs/configuration.md");
+    let fresh = written.trim_end() == page.trim_end();
+    assert!(fresh, "docs/configuration.md is old: walpost generate configuration > docs/configuration.md");
+}
+
+#[test]
 fn table_names_are_read_as_sql_reads_them() {
     let parse = |text| TableName::parse(text).map(|name| (name.schema, name.table));
     let name = |schema: &str, table: &str| Ok((schema.to_owned(), table.to_owned()));

@@ -1,10 +1,19 @@
 //! [`Health`]: why walpost is not ready, part by part.
 
-use std::sync::Mutex;
+use std::{collections::VecDeque, sync::Mutex};
+
+use serde::Serialize;
+
+use crate::clock;
+
+/// So many errors are kept for the status page.
+const NOTED: usize = 10;
 
 /// A part whose trouble makes walpost unready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
+    /// An operator paused it.
+    Pause,
     /// The replication stream.
     Stream,
     /// The slot, as the SQL link sees it.
@@ -17,9 +26,15 @@ pub enum Part {
     Topic,
 }
 
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Pause, Self::Stream, Self::Slot, Self::Publication, Self::Kafka, Self::Topic];
+}
+
 impl std::fmt::Display for Part {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Pause => "pause",
             Self::Stream => "stream",
             Self::Slot => "slot",
             Self::Publication => "publication",
@@ -34,6 +49,21 @@ impl std::fmt::Display for Part {
 pub struct Health {
     troubles: Mutex<std::collections::BTreeMap<Part, String>>,
     last_error: Mutex<Option<String>>,
+    /// Latest first.
+    noted: Mutex<VecDeque<Noted>>,
+}
+
+/// Something that went wrong, and when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Noted {
+    /// The last time, Unix ms.
+    pub at_ms: i64,
+    /// Which part; empty where it is none.
+    pub part: String,
+    /// Cause and remedy.
+    pub reason: String,
+    /// How often in a row.
+    pub times: u64,
 }
 
 /// Until a broker has answered for the first time.
@@ -46,13 +76,14 @@ impl Health {
     pub fn starting() -> Self {
         let unknown = [(Part::Kafka, NOT_REACHED_YET), (Part::Slot, NOT_SEEN_YET), (Part::Publication, NOT_SEEN_YET)];
         let troubles = unknown.map(|(part, reason)| (part, reason.to_owned())).into();
-        Self { troubles: Mutex::new(troubles), last_error: Mutex::default() }
+        Self { troubles: Mutex::new(troubles), ..Self::default() }
     }
 
     /// Notes a trouble. Returns true when it is new or its reason changed (so that it is logged once).
     pub fn trouble(&self, part: Part, reason: impl Into<String>) -> bool {
         let reason = reason.into();
         *lock(&self.last_error) = Some(reason.clone());
+        self.note(part.to_string(), &reason);
         lock(&self.troubles).insert(part, reason.clone()).as_deref() != Some(reason.as_str())
     }
 
@@ -63,7 +94,25 @@ impl Health {
 
     /// Keeps something that went wrong as the last error, though it is no present trouble.
     pub fn remember(&self, error: impl Into<String>) {
-        *lock(&self.last_error) = Some(error.into());
+        let error = error.into();
+        self.note(String::new(), &error);
+        *lock(&self.last_error) = Some(error);
+    }
+
+    fn note(&self, part: String, reason: &str) {
+        let (mut noted, at_ms) = (lock(&self.noted), clock::unix_us() / 1000);
+        if let Some(again) = noted.iter_mut().find(|noted| noted.part == part && noted.reason == reason) {
+            (again.at_ms, again.times) = (at_ms, again.times + 1);
+        } else {
+            noted.push_front(Noted { at_ms, part, reason: reason.to_owned(), times: 1 });
+            noted.truncate(NOTED);
+        }
+        noted.make_contiguous().sort_by_key(|noted| std::cmp::Reverse(noted.at_ms));
+    }
+
+    /// The last errors, latest first, also those that are over.
+    pub fn noted(&self) -> Vec<Noted> {
+        lock(&self.noted).iter().cloned().collect()
     }
 
     /// Notes that a part is well. Returns the trouble that is over, if there was one.

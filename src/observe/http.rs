@@ -1,4 +1,4 @@
-//! The HTTP listener: `/metrics`, `/livez`, `/readyz`, `/status`.
+//! The HTTP listener: the status page at `/`, `/metrics`, `/livez`, `/readyz`, `/status`, `/status/history`.
 //!
 //! Anybody who can reach the port may be slow or hostile, so connections are few, short and serve one request each: no
 //! state is worth keeping between two scrapes.
@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{RawQuery, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::IntoResponse,
     routing::get,
@@ -19,14 +19,16 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{metrics, status::View};
+use super::{metrics, overview::Overview, page, status::View};
 
 /// Connections served at a time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
 /// How long a connection may take, from its first byte to its last.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// A pipeline thread that shows no life for so long hangs; it beats every second, whatever it waits for.
+/// A pipeline that shows no life for so long hangs; its thread beats every second, its loop turns every few.
 const HANGS_AFTER: Duration = Duration::from_mins(1);
+/// What is said where there is nothing.
+const ELSEWHERE: &str = "there are /, /metrics, /livez, /readyz, /status and /status/history\n";
 /// Request line and headers, at most (bytes).
 const MAX_HEAD: usize = 16 * 1024;
 /// After a failed accept (out of file descriptors, mostly).
@@ -45,9 +47,9 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address).await.map_err(|source| BindError { address, source })
 }
 
-/// Serves for ever. Dropping the future closes every connection.
-pub async fn serve(listener: TcpListener, view: View) {
-    serve_within(listener, router(view), CONNECTION_TIMEOUT).await;
+/// Serves for ever, and routes of others as well. Dropping the future closes every connection.
+pub async fn serve(listener: TcpListener, view: View, more: Router) {
+    serve_within(listener, router(view).merge(more), CONNECTION_TIMEOUT).await;
 }
 
 async fn serve_within(listener: TcpListener, router: Router, timeout: Duration) {
@@ -82,6 +84,7 @@ async fn answer(stream: TcpStream, router: Router) {
 
 fn router(view: View) -> Router {
     Router::new()
+        .route("/", get(page::answer))
         .route(
             "/metrics",
             get(async |State(view): State<View>| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], view.metrics())),
@@ -89,18 +92,23 @@ fn router(view: View) -> Router {
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
-        .fallback(async || (StatusCode::NOT_FOUND, "there are /metrics, /livez, /readyz and /status\n"))
+        .route("/status/history", get(history))
+        .fallback(async || (StatusCode::NOT_FOUND, ELSEWHERE))
         .with_state(view)
 }
 
 async fn livez(State(view): State<View>) -> impl IntoResponse {
-    if view.progress.silent_for(HANGS_AFTER) {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline's thread hangs; restart walpost\n");
+    if view.hangs(HANGS_AFTER) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline hangs; restart walpost\n");
     }
     (StatusCode::OK, "alive\n")
 }
 
-async fn readyz(State(view): State<View>) -> impl IntoResponse {
+/// `?standby=ok` is for who asks whether a replica is of use: one that waits for the slot is.
+async fn readyz(State(view): State<View>, RawQuery(query): RawQuery) -> impl IntoResponse {
+    if query.as_deref() == Some("standby=ok") && view.stands_by() {
+        return (StatusCode::OK, "standing by for the slot\n".to_owned());
+    }
     let troubles = view.troubles();
     if troubles.is_empty() {
         return (StatusCode::OK, "ready\n".to_owned());
@@ -110,7 +118,15 @@ async fn readyz(State(view): State<View>) -> impl IntoResponse {
 }
 
 async fn status(State(view): State<View>) -> impl IntoResponse {
-    let json = serde_json::to_string(&view.status()).expect("a status holds nothing that JSON cannot");
+    json(&view.status())
+}
+
+async fn history(State(view): State<View>) -> impl IntoResponse {
+    json(&Overview::of(&view))
+}
+
+fn json<T: serde::Serialize>(value: &T) -> impl IntoResponse + use<T> {
+    let json = serde_json::to_string(value).expect("a status holds nothing that JSON cannot");
     ([(CONTENT_TYPE, "application/json")], json)
 }
 
@@ -118,7 +134,10 @@ async fn status(State(view): State<View>) -> impl IntoResponse {
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    use super::{super::status::tests::view, *};
+    use super::{
+        super::{Stage, status::tests::view},
+        *,
+    };
 
     async fn started(timeout: Duration) -> (SocketAddr, View) {
         let (view, _) = view();
@@ -145,12 +164,19 @@ mod tests {
         view.progress.beat();
         assert!(view.progress.silent_for(Duration::ZERO) && !view.progress.silent_for(HANGS_AFTER));
         assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
+        view.progress.set_stage(Stage::Standby);
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 503 "));
+        assert!(get(address, "/readyz?standby=ok").await.ends_with("standing by for the slot\n"));
         view.progress.set_streaming(true);
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200 "));
+        assert!(get(address, "/readyz?standby=ok").await.ends_with("ready\n"));
         let metrics = get(address, "/metrics").await;
         assert!(metrics.contains("text/plain; version=0.0.4") && metrics.contains("\nwalpost_transactions_total 0\n"));
         assert!(get(address, "/status").await.contains(r#""slot":"walpost""#));
-        assert!(get(address, "/").await.starts_with("HTTP/1.1 404 "));
+        let page = get(address, "/").await;
+        assert!(page.starts_with("HTTP/1.1 200 ") && page.contains("content-security-policy: default-src 'none'"));
+        assert!(get(address, "/status/history").await.contains(r#""lag_bytes":[]"#));
+        assert!(get(address, "/nothing").await.starts_with("HTTP/1.1 404 "));
     }
 
     #[tokio::test]

@@ -3,13 +3,17 @@
 //! Counters are incremented where things happen. What is a state (lag, LSNs, in flight, the slot) is not kept twice: it is
 //! read from [`Progress`] and the last [`Observation`] when somebody asks. Labels are bounded: topics come from routes.
 
+use std::collections::HashMap;
+
 use prometheus::{
     Counter, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder, core::Collector,
+    Opts, Registry, TextEncoder, core::Collector, proto::LabelPair,
 };
+use serde::Serialize;
 
 use super::{
     Progress,
+    once::Once,
     slot::{Observation, SlotState, WalStatus},
 };
 use crate::lsn::Lsn;
@@ -50,6 +54,8 @@ pub struct Metrics {
     pub reconnects: IntCounterVec,
     /// `walpost_producer_restarts_total{reason}`
     pub producer_restarts: IntCounterVec,
+    /// Of exactly-once delivery.
+    pub once: Once,
     /// `walpost_pruned_rows_total`
     pub pruned_rows: IntCounter,
     /// `walpost_outbox_rows`: absent until a retention pass has looked
@@ -60,7 +66,61 @@ pub struct Metrics {
     pub poll_failed_events: IntGauge,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
+    /// `walpost_trouble{part}`: what `/readyz` names, 1 while it does
+    pub trouble: IntGaugeVec,
+    /// `walpost_kafka_*`: what librdkafka says of itself
+    pub kafka: KafkaMetrics,
     states: States,
+}
+
+/// librdkafka's statistics, every few seconds; labels are numbers of brokers.
+pub struct KafkaMetrics {
+    /// `walpost_kafka_queue_messages`
+    pub queue_messages: IntGauge,
+    /// `walpost_kafka_queue_bytes`
+    pub queue_bytes: IntGauge,
+    /// `walpost_kafka_broker_up{broker}`
+    pub broker_up: IntGaugeVec,
+    /// `walpost_kafka_request_retries_total{broker}`
+    pub retries: IntCounterVec,
+    /// `walpost_kafka_round_trip_seconds{broker}`
+    pub round_trip: GaugeVec,
+}
+
+impl KafkaMetrics {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| register(registry, IntGauge::new(name, help).expect("the name is legal"));
+        let broker = &["broker"];
+        let by_broker = |name: &str, help: &str| Opts::new(name, help);
+        Self {
+            queue_messages: gauge("kafka_queue_messages", "Records in the producer's queue or on their way."),
+            queue_bytes: gauge("kafka_queue_bytes", "Their bytes."),
+            broker_up: register(
+                registry,
+                IntGaugeVec::new(by_broker("kafka_broker_up", "1 while the connection to the broker is up."), broker)
+                    .expect("the name is legal"),
+            ),
+            retries: register(
+                registry,
+                IntCounterVec::new(
+                    by_broker("kafka_request_retries_total", "Requests that were sent to the broker once more."),
+                    broker,
+                )
+                .expect("the name is legal"),
+            ),
+            round_trip: register(
+                registry,
+                GaugeVec::new(
+                    by_broker(
+                        "kafka_round_trip_seconds",
+                        "Mean time of a request to the broker, over the last seconds in which there was one.",
+                    ),
+                    broker,
+                )
+                .expect("the name is legal"),
+            ),
+        }
+    }
 }
 
 impl Metrics {
@@ -80,7 +140,7 @@ impl Metrics {
             ),
             published_bytes: counters(
                 "published_bytes_total",
-                "Bytes of keys and values of the events acknowledged by the brokers.",
+                "Bytes of keys, values and headers of the events acknowledged by the brokers.",
                 &["topic"],
             ),
             transactions: counter("transactions_total", "Transactions with at least one event, delivered whole."),
@@ -122,6 +182,7 @@ impl Metrics {
                 "Kafka producers rebuilt after a fatal error, by reason.",
                 &["reason"],
             ),
+            once: Once::new(&registry),
             pruned_rows: counter("pruned_rows_total", "Delivered rows that retention deleted from the outbox tables."),
             outbox_rows: register(
                 &registry,
@@ -148,6 +209,12 @@ impl Metrics {
                 GaugeVec::new(Opts::new("halted", "1 while nothing is published until a human acts."), &["reason"])
                     .expect("the name is legal"),
             ),
+            trouble: register(
+                &registry,
+                IntGaugeVec::new(Opts::new("trouble", "1 for each part that /readyz complains of."), &["part"])
+                    .expect("the name is legal"),
+            ),
+            kafka: KafkaMetrics::new(&registry),
             states: States::new(&registry),
             registry,
         };
@@ -165,6 +232,32 @@ impl Metrics {
         }
     }
 
+    /// Events that the brokers acknowledged, over all topics.
+    pub fn events(&self) -> u64 {
+        counts(&self.events_published).map(|(_, events)| events).sum()
+    }
+
+    /// Volume by topic, most events first.
+    pub fn topics(&self) -> Vec<TopicCount> {
+        let bytes: HashMap<_, _> =
+            counts(&self.published_bytes).map(|(labels, bytes)| (label(&labels, "topic"), bytes)).collect();
+        let counted = counts(&self.events_published).map(|(labels, events)| {
+            let topic = label(&labels, "topic");
+            TopicCount { bytes: bytes.get(&topic).copied(), topic, reason: None, events }
+        });
+        by_events(counted)
+    }
+
+    /// Dead letters by the topic they were meant for and the reason, most first.
+    pub fn dead_letters(&self) -> Vec<TopicCount> {
+        by_events(counts(&self.dead_lettered).map(|(labels, events)| TopicCount {
+            topic: label(&labels, "topic"),
+            reason: Some(label(&labels, "reason")),
+            events,
+            bytes: None,
+        }))
+    }
+
     /// All metrics in Prometheus' text format, as of `now_unix_us` (Unix µs, our clock).
     pub fn render(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) -> String {
         self.states.set(progress, seen, now_unix_us);
@@ -177,6 +270,42 @@ impl Metrics {
             }
         }
     }
+}
+
+/// What was counted of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TopicCount {
+    /// The topic.
+    pub topic: String,
+    /// Why they are dead letters, where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Events.
+    pub events: u64,
+    /// Bytes of keys and values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+fn by_events(counted: impl Iterator<Item = TopicCount>) -> Vec<TopicCount> {
+    let mut counted: Vec<_> = counted.filter(|count| count.events > 0).collect();
+    counted.sort_by(|one, other| other.events.cmp(&one.events).then_with(|| one.topic.cmp(&other.topic)));
+    counted
+}
+
+/// (labels, value) of each series of a counter.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it counts whole things, far below 2^53")]
+fn counts(counter: &IntCounterVec) -> impl Iterator<Item = (Vec<LabelPair>, u64)> {
+    counter.collect().into_iter().flat_map(|mut family| {
+        family.take_metric().into_iter().map(|mut series| {
+            let value = series.get_counter().get_value() as u64;
+            (series.take_label().into_iter().collect(), value)
+        })
+    })
+}
+
+fn label(labels: &[LabelPair], name: &str) -> String {
+    labels.iter().find(|label| label.name() == name).map(|label| label.value().to_owned()).unwrap_or_default()
 }
 
 impl Default for Metrics {
@@ -222,6 +351,8 @@ struct States {
     slot_retained_wal_bytes: IntGaugeVec,
     slot_safe_wal_bytes: IntGaugeVec,
     slot_wal_status: IntGaugeVec,
+    streaming: IntGauge,
+    paused: IntGauge,
 }
 
 impl States {
@@ -260,6 +391,8 @@ impl States {
                  0 or less: at risk now; absent when there is no limit.",
                 &[],
             ),
+            streaming: gauge("streaming", "1 while a replication stream is open, or the tables are polled."),
+            paused: gauge("paused", "1 while an operator has it paused: nothing is sent, WAL is retained."),
             slot_wal_status: gauges(
                 "slot_wal_status",
                 "1 for the slot's present status: reserved, extended, unreserved (at risk), lost or missing.",
@@ -269,6 +402,8 @@ impl States {
     }
 
     fn set(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) {
+        self.streaming.set(i64::from(progress.streaming()));
+        self.paused.set(i64::from(progress.paused()));
         let (events, bytes) = progress.in_flight();
         set_or_hide(&self.lag_bytes, lag_bytes(progress, seen).map(clamped));
         self.lag_seconds.set(progress.lag_seconds(now_unix_us));
@@ -302,7 +437,8 @@ fn commit_to_ack() -> Histogram {
     Histogram::with_opts(options.buckets(COMMIT_TO_ACK_SECONDS.to_vec())).expect("the buckets grow")
 }
 
-fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
+/// Registers a metric once.
+pub(super) fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
     registry.register(Box::new(collector.clone())).expect("every metric is registered once");
     collector
 }
@@ -380,6 +516,8 @@ mod tests {
             "poll_failures_total",
             "poll_failed_events",
             "halted",
+            "streaming",
+            "paused",
             "build_info",
         ] {
             assert!(text.contains(&format!("# HELP walpost_{name} ")), "{name} is missing:\n{text}");

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
+    codes::Code,
     config::{Config, OutboxConfig},
     conninfo::ConnInfo,
     error::chain,
@@ -129,7 +130,8 @@ impl Monitor {
     }
 
     fn report_slot(&self, slot: &SlotState) {
-        match slot.trouble(&self.slot) {
+        let lost = slot.loss(&self.slot).map(|loss| format!("{loss} [{}]", Code::SlotLost));
+        match lost.or_else(|| slot.trouble(&self.slot)) {
             Some(reason) if self.health.trouble(Part::Slot, &reason) => {
                 tracing::error!(slot = self.slot, reason, "slot unhealthy");
             }
@@ -153,7 +155,7 @@ impl Monitor {
             return;
         }
         let reason = faults.iter().map(|fault| format!("{}: {}; mend it with: {}", fault.what, fault.why, fault.fix));
-        let reason = reason.collect::<Vec<_>>().join("; ");
+        let reason = format!("{} [{}]", reason.collect::<Vec<_>>().join("; "), Code::Publication);
         if self.health.trouble(Part::Publication, &reason) {
             tracing::error!(publication, reason, "publication leaves rows out");
         }

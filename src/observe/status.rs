@@ -1,12 +1,15 @@
 //! [`Status`]: how walpost stands, for people and for machines.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{Health, Metrics, Observation, Progress, WalStatus, metrics};
+use super::{Health, History, Metrics, NOT_SEEN_YET, Observation, Part, Progress, Stage, WalStatus, metrics};
 use crate::{clock, lsn::Lsn};
+
+/// The loop comes round after four seconds of silence at the latest; this leaves room for a busy machine.
+const LONGEST_TURN: Duration = Duration::from_secs(10);
 
 /// Everything that there is to see of a running walpost; cheap to clone.
 #[derive(Debug, Clone)]
@@ -25,6 +28,10 @@ pub struct View {
     pub publication: String,
     /// The tables are polled: there is neither slot nor publication.
     pub polls: bool,
+    /// The last half hour.
+    pub history: Arc<History>,
+    /// Bounds on what is in flight: events, bytes.
+    pub in_flight_limits: (usize, usize),
 }
 
 impl View {
@@ -45,9 +52,31 @@ impl View {
         troubles
     }
 
+    /// Bytes of WAL that are not confirmed.
+    pub fn lag_bytes(&self) -> Option<u64> {
+        metrics::lag_bytes(&self.progress, &self.observation.borrow())
+    }
+
+    /// Whether nothing keeps it from taking over but that another walpost holds the slot.
+    pub fn stands_by(&self) -> bool {
+        let only_waits = |trouble: &Trouble| trouble.part == "stream" || trouble.reason == NOT_SEEN_YET;
+        self.progress.stage() == Stage::Standby && self.troubles().iter().all(only_waits)
+    }
+
+    /// Whether the pipeline has shown no life for so long.
+    pub fn hangs(&self, limit: Duration) -> bool {
+        // where the tables are polled, the loop may rest for as long as it was told to
+        self.progress.silent_for(limit) || !self.polls && self.progress.stuck_for(limit.max(LONGEST_TURN))
+    }
+
     /// The metrics, in Prometheus' text format.
     pub fn metrics(&self) -> String {
         let seen = self.observation.borrow().clone();
+        let troubles = self.troubles();
+        for part in Part::ALL.map(|part| part.to_string()) {
+            let complained = troubles.iter().any(|trouble| trouble.part == part);
+            self.metrics.trouble.with_label_values(&[&part]).set(i64::from(complained));
+        }
         self.metrics.render(&self.progress, &seen, clock::unix_us())
     }
 
@@ -59,6 +88,7 @@ impl View {
         Status {
             ready: troubles.is_empty(),
             streaming: self.progress.streaming(),
+            paused: self.progress.paused(),
             received_lsn: known(self.progress.received_lsn()),
             confirmed_lsn: known(metrics::confirmed_lsn(&self.progress, &seen)),
             lag_bytes: metrics::lag_bytes(&self.progress, &seen),
@@ -89,6 +119,9 @@ pub struct Status {
     pub ready: bool,
     /// A replication stream is open.
     pub streaming: bool,
+    /// An operator has paused it.
+    #[serde(default)]
+    pub paused: bool,
     /// Furthest position received; null when no walpost answered.
     pub received_lsn: Option<String>,
     /// Position confirmed to the server.
@@ -137,6 +170,7 @@ impl Status {
             publication: publication.to_owned(),
             ready: false,
             streaming: reading.is_some_and(|slot| slot.active),
+            paused: false,
             received_lsn: None,
             confirmed_lsn: known(confirmed),
             current_wal_lsn: known(seen.current_wal),
@@ -235,7 +269,7 @@ fn bytes(size: u64) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{super::Part, *};
+    use super::*;
 
     pub(crate) fn view() -> (View, watch::Sender<Observation>) {
         let (sender, observation) = watch::channel(Observation::default());
@@ -247,6 +281,8 @@ pub(crate) mod tests {
             slot: "walpost".to_owned(),
             publication: "walpost".to_owned(),
             polls: false,
+            history: Arc::default(),
+            in_flight_limits: (20_000, 1 << 26),
         };
         (view, sender)
     }
@@ -264,6 +300,17 @@ pub(crate) mod tests {
         view.health.well(Part::Kafka);
         assert!(view.status().ready);
         assert_eq!(view.status().last_error.as_deref(), Some("no broker answers"), "it stays known when it is over");
+    }
+
+    #[test]
+    fn a_standby_stands_by_only_while_nothing_else_is_wrong() {
+        let (view, _sender) = view();
+        assert!(!view.stands_by());
+        view.progress.set_stage(Stage::Standby);
+        view.health.trouble(Part::Stream, "the slot is active for PID 7");
+        assert!(view.stands_by());
+        view.health.trouble(Part::Kafka, "no broker answers");
+        assert!(!view.stands_by(), "it could not take over");
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct Signals {
     pub wish: watch::Receiver<Wish>,
     /// What the SQL link knows.
     pub server: watch::Receiver<ServerState>,
+    /// While it is true, no transaction is begun.
+    pub pause: watch::Receiver<bool>,
     /// How long a drain may take.
     pub drain_timeout: Duration,
 }
@@ -169,6 +171,9 @@ struct Session<'a> {
     /// The operator wants the end: read on to the end of the open transaction, no further, and no longer than this.
     drain_by: Option<Instant>,
     full_since: Option<Instant>,
+    paused: bool,
+    /// When the transaction was committed that a pause holds back; 0 for none.
+    held_commit_us: i64,
     clock_ahead_us: i64,
     stopping: Stopping,
     feedback: Feedback,
@@ -192,6 +197,8 @@ pub async fn run_session<So: Source, Si: Sink>(
         behind: false,
         drain_by: None,
         full_since: None,
+        paused: false,
+        held_commit_us: 0,
         clock_ahead_us: i64::MIN / 2,
         stopping: Stopping::at_start(*signals.server.borrow()),
         feedback: Feedback::new(Instant::now(), confirmed),
@@ -231,9 +238,14 @@ impl Session<'_> {
                     return self.drain(source, sink, signals, by).await;
                 }
             }
+            // a stop finishes what has begun, also in a pause
+            self.set_paused(*signals.pause.borrow_and_update() && self.drain_by.is_none());
             // reports first: the room that they make is used at once, and no other report may follow to wake the loop
             sink.tick(self.clock_ahead_us)?;
             let more = self.work(source, sink, stages)?;
+            if fault::bug(Bug::StandingLoop) && sink.in_flight().0 > 0 {
+                std::future::pending::<()>().await;
+            }
             let now = Instant::now();
             self.check_link(source, sink, now, signals)?;
             if let Some(update) = self.feedback.due(now, self.received, self.durable(sink)) {
@@ -245,7 +257,8 @@ impl Session<'_> {
                 refreshed = now;
             }
             let full = self.full_since.is_some();
-            let deadline = self.feedback.deadline(now);
+            let deadline =
+                sink.deadline().map_or(self.feedback.deadline(now), |due| due.min(self.feedback.deadline(now)));
             if more {
                 // only what is owed to the server; the rest waits in the buffer already
                 if source.owes() {
@@ -262,6 +275,7 @@ impl Session<'_> {
                 biased;
                 Ok(()) = signals.wish.changed() => {}
                 Ok(()) = signals.server.changed() => {}
+                Ok(()) = signals.pause.changed() => {}
                 () = sink.ready(), if full => {}
                 moved = source.drive(!full, self.behind), if !full || source.owes() => {
                     moved?;
@@ -303,7 +317,13 @@ impl Session<'_> {
     /// Takes one event in; false when the sink has no room for it.
     fn take<Si: Sink>(&mut self, event: Event<'_>, sink: &mut Si, stages: &mut Stages) -> Result<bool, SessionError> {
         match event {
+            Event::Begin { commit_us, sent_us, .. } if self.paused => {
+                self.held_commit_us = commit_us;
+                self.set_clock(sent_us);
+                return Ok(false);
+            }
             Event::Begin { commit_lsn, commit_us, sent_us } => {
+                self.held_commit_us = 0;
                 self.open = Some(Open { commit_us, position: Position { commit_lsn, ordinal: 0 }, row: None });
                 self.behind = sent_us - commit_us > BEHIND_US;
                 self.set_clock(sent_us);
@@ -380,8 +400,18 @@ impl Session<'_> {
         }
     }
 
+    /// A pause looks to the source like a sink that has no room for the next transaction. What has begun goes on to its end,
+    /// so that behind a pause nothing comes twice.
+    fn set_paused(&mut self, paused: bool) {
+        if std::mem::replace(&mut self.paused, paused) != paused {
+            self.full_since = None;
+        }
+    }
+
     fn has_room(&mut self) {
-        if let Some(since) = self.full_since.take() {
+        if let Some(since) = self.full_since.take()
+            && !self.paused
+        {
             self.telltale.metrics.backpressure.inc_by(since.elapsed().as_secs_f64());
         }
     }
@@ -430,7 +460,7 @@ impl Session<'_> {
             if let Some(update) = self.feedback.due(now, self.received, sink.durable()) {
                 source.send_status(update);
             }
-            let deadline = self.feedback.deadline(now).min(end);
+            let deadline = sink.deadline().unwrap_or(end).min(self.feedback.deadline(now)).min(end);
             tokio::select! {
                 biased;
                 Ok(()) = signals.wish.changed() => {}
@@ -459,10 +489,12 @@ impl Session<'_> {
             progress.set_clock_ahead_us(self.clock_ahead_us);
         }
         // an event that the sink does not take is stuck as well
-        let waiting = self.full_since.and(self.open).map_or(0, |open| open.commit_us);
+        let waiting = self.full_since.map_or(0, |_| self.open.map_or(self.held_commit_us, |open| open.commit_us));
         let oldest = if sink.oldest_commit_us() == 0 { waiting } else { sink.oldest_commit_us() };
         progress.set(self.received, self.feedback.confirmed(), sink.in_flight(), oldest);
-        if let Some(since) = &mut self.full_since {
+        if let Some(since) = &mut self.full_since
+            && !self.paused
+        {
             self.telltale.metrics.backpressure.inc_by(since.elapsed().as_secs_f64());
             *since = Instant::now();
         }

@@ -321,7 +321,8 @@ fn session(history: &[Tx], world: &Shared<World>, faults: &Faults, seed: u64, st
         let (mut source, wish) = ScriptedSource::new(history, world, faults.clone(), seed);
         let mut sink = ScriptedSink::new(world, faults.clone(), seed);
         let (_server, server) = watch::channel(ServerState::Up);
-        let mut signals = Signals { wish, server, drain_timeout: Duration::from_secs(10) };
+        let mut signals =
+            Signals { wish, server, pause: watch::channel(false).1, drain_timeout: Duration::from_secs(10) };
         let telltale = Telltale { metrics: &metrics, progress: &progress };
         let confirmed = world.borrow().confirmed;
         run_session(&mut source, &mut sink, (stages, confirmed), &mut signals, telltale).await

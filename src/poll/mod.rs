@@ -123,7 +123,7 @@ impl<'a> Session<'a> {
         }
         retries.resize_with(self.queue.len(), || Retry::new(self.poll.interval));
         loop {
-            let more = self.round(retries, signals).await?;
+            let more = !*signals.pause.borrow_and_update() && self.round(retries, signals).await?;
             if *signals.wish.borrow_and_update() > Wish::Run {
                 return Ok(());
             }
@@ -142,6 +142,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 biased;
                 Ok(()) = signals.wish.changed() => {}
+                Ok(()) = signals.pause.changed() => {}
                 notified = self.queue.notified() => notified.map_err(PollError::of)?,
                 () = tokio::time::sleep_until(wake) => {}
             }

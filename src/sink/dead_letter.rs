@@ -14,6 +14,7 @@ use rdkafka::{
 use crate::{
     ack::Ticket,
     encode::{Dead, Headers, Record, Unfit},
+    event::Position,
     observe::log::Sparse,
 };
 
@@ -45,6 +46,13 @@ impl Returned {
             headers,
             timestamp_ms: message.timestamp().to_millis().unwrap_or(1),
         }
+    }
+
+    /// Where the event stands in the log.
+    pub fn position(&self) -> Option<Position> {
+        let text = std::str::from_utf8(self.headers.get(b"walpost_position")?).ok()?;
+        let (commit_lsn, ordinal) = text.rsplit_once('/')?;
+        Some(Position { commit_lsn: commit_lsn.parse().ok()?, ordinal: ordinal.parse().ok()? })
     }
 
     /// The event's id.
@@ -100,6 +108,28 @@ impl DeadLetter {
             headers,
             timestamp_ms: record.timestamp_ms,
         }
+    }
+
+    /// Makes one of a record that was refused when it came before. `is_shrunk`: without its value, as the dead-letter topic wants it.
+    pub fn of_convict(record: &Record<'_>, code: RDKafkaErrorCode, is_shrunk: bool) -> Self {
+        let mut headers = record.headers.clone();
+        if record.dead.is_none() {
+            headers.mark_dead(&Unfit { error: &refusal(code), topic: record.topic.as_bytes(), attempts: SENT_TWICE });
+        }
+        let dead = record.dead.unwrap_or(Dead { topic: record.topic, reason: reason(code) });
+        let mut letter = Self {
+            ticket: Ticket::from_word(0),
+            meant_for: dead.topic.to_owned(),
+            reason: dead.reason,
+            key: record.key.map(<[u8]>::to_vec),
+            value: record.value.map(<[u8]>::to_vec),
+            headers,
+            timestamp_ms: record.timestamp_ms,
+        };
+        if is_shrunk {
+            letter.leave_value_out();
+        }
+        letter
     }
 
     /// A dead letter that the dead-letter topic refuses as too large: the same without its value, if it has one still.

@@ -45,6 +45,11 @@ impl Isolation {
         self.flying.retain(|(flying, _)| *flying != ticket);
     }
 
+    /// So many records were committed.
+    pub fn through_many(&mut self, records: u64) {
+        self.clean_run = self.clean_run.saturating_add(u32::try_from(records).unwrap_or(u32::MAX));
+    }
+
     /// A record was refused.
     pub fn convict(&mut self) {
         self.convicted += 1;

@@ -12,7 +12,7 @@ mod poison;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -32,9 +32,10 @@ use super::{
     kafka_error,
     known_topics::Topics,
     produce::SessionProducer,
-    reports::{Context, Report, Reports},
-    settings::{admin_config, client_config},
-    topics::{Creator, TopicWatch},
+    producer,
+    reports::{Report, Reports},
+    settings::client_config,
+    topics::STALLED_AFTER,
 };
 use crate::{
     ack::{AckTracker, Bounds, Load, Ticket},
@@ -46,8 +47,6 @@ use crate::{
     observe::{Health, Metrics, Part},
 };
 
-/// Events in flight for so long without any delivery make walpost unready.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// How long the reports of a producer that died are waited for, since they name the cause.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// In isolation so many records fly at most, each of another key.
@@ -133,17 +132,9 @@ impl KafkaSink {
         let settings = client_config(config, sending, client_id);
         let reports = Arc::new(Reports::default());
         let alone = sending.mode != Mode::Normal;
-        let context =
-            Context { reports: Arc::clone(&reports), health: Arc::clone(&health), cause: Mutex::default(), alone };
-        let failed = |error: rdkafka::error::KafkaError| SinkError::Settings(error.to_string());
-        let producer: Arc<SessionProducer> = Arc::new(settings.create_with_context(context).map_err(failed)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let thread = |error: std::io::Error| SinkError::Settings(format!("start a thread: {error}"));
-        poll(Arc::clone(&producer), Arc::clone(&stop)).map_err(thread)?;
-        let create = Creator::new(config, &admin_config(config)).map_err(failed)?;
-        let watch = TopicWatch::start(Arc::clone(&producer), Arc::clone(&reports), Arc::clone(&health), create);
-        let observers = (Arc::clone(&metrics), Arc::clone(&health));
-        let topics = Topics::new(Arc::clone(&producer), watch.map_err(thread)?, observers);
+        let producer = producer::start(&settings, alone, (&reports, &health, &metrics), &stop)?;
+        let topics = Topics::start(config, (&producer, &reports), (&metrics, &health))?;
         let events = if alone { limits.in_flight_events.min(ISOLATED_EVENTS) } else { limits.in_flight_events };
         let dead_letters = |topic: &String| DeadLetters { topic: topic.clone(), waiting: VecDeque::new() };
         Ok(Self {
@@ -253,7 +244,7 @@ impl KafkaSink {
         let Some(load) = self.tracker.complete(ticket) else { return };
         fault::point("after_ack");
         if let Some(account) = self.topics.account(load.account) {
-            account.count(u64::from(load.weight).saturating_sub(Record::OVERHEAD as u64));
+            account.count(1, u64::from(load.weight).saturating_sub(Record::OVERHEAD as u64));
             if self.topics.refused.as_deref() == Some(&*account.topic) {
                 self.topics.refused = None;
                 self.probing = false;
@@ -266,8 +257,7 @@ impl KafkaSink {
         self.last_delivery = Instant::now();
         if self.troubled {
             self.troubled = false;
-            self.topics.set_stalled(false);
-            self.health.well(Part::Kafka);
+            self.topics.watch().acknowledged();
         }
         if let Some(isolation) = &mut self.isolation {
             isolation.through(ticket);
@@ -290,11 +280,7 @@ impl KafkaSink {
             self.last_delivery = Instant::now();
         } else if self.last_delivery.elapsed() > STALLED_AFTER {
             self.troubled = true;
-            self.topics.set_stalled(true);
-            let reason = "kafka acknowledges nothing: events have been in flight for more than 10 s";
-            if self.health.trouble(Part::Kafka, reason) {
-                tracing::warn!("{reason}");
-            }
+            self.topics.watch().stalled("events have been in flight");
         }
     }
 }
@@ -392,17 +378,4 @@ impl Drop for KafkaSink {
         self.producer.purge(PurgeConfig::default().queue().inflight());
         self.stop.store(true, Relaxed);
     }
-}
-
-/// How long one poll waits. Before the end of each the crate spins for up to a millisecond, so not for short.
-const POLL: Duration = Duration::from_secs(1);
-
-/// Delivery reports, errors and statistics all come from here; it must run before the first connect.
-fn poll(producer: Arc<SessionProducer>, stop: Arc<AtomicBool>) -> std::io::Result<()> {
-    let run = move || {
-        while !stop.load(Relaxed) {
-            producer.poll(POLL);
-        }
-    };
-    std::thread::Builder::new().name("kafka-poll".into()).spawn(run).map(|_| ())
 }

@@ -14,10 +14,15 @@ use rdkafka::types::RDKafkaErrorCode;
 use super::{
     SinkError,
     produce::{SessionProducer, TopicHandle},
-    topics::{TopicState, TopicWatch},
+    producer::no_thread,
+    reports::Reports,
+    settings::admin_config,
+    topics::{Creator, TopicState, TopicWatch},
 };
 use crate::{
     ack::Ticket,
+    codes::Code,
+    config::KafkaConfig,
     encode::{Dead, Record},
     observe::{Health, Metrics, Part},
 };
@@ -36,9 +41,9 @@ pub struct Account {
 }
 
 impl Account {
-    /// Counts a delivery.
-    pub fn count(&self, bytes: u64) {
-        self.events.inc();
+    /// Counts deliveries.
+    pub fn count(&self, events: u64, bytes: u64) {
+        self.events.inc_by(events);
         if let Some(counter) = &self.bytes {
             counter.inc_by(bytes);
         }
@@ -64,10 +69,20 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// None yet.
-    pub fn new(
-        producer: Arc<SessionProducer>,
-        watch: TopicWatch,
+    /// None yet; the brokers are asked from now on.
+    pub fn start(
+        config: &KafkaConfig,
+        (producer, reports): (&Arc<SessionProducer>, &Arc<Reports>),
+        (metrics, health): (&Arc<Metrics>, &Arc<Health>),
+    ) -> Result<Self, SinkError> {
+        let create = Creator::new(config, &admin_config(config));
+        let create = create.map_err(|error| SinkError::Settings(error.to_string()))?;
+        let watch = TopicWatch::start(Arc::clone(producer), Arc::clone(reports), Arc::clone(health), create);
+        Ok(Self::new((Arc::clone(producer), watch.map_err(no_thread)?), (Arc::clone(metrics), Arc::clone(health))))
+    }
+
+    fn new(
+        (producer, watch): (Arc<SessionProducer>, TopicWatch),
         (metrics, health): (Arc<Metrics>, Arc<Health>),
     ) -> Self {
         Self {
@@ -103,9 +118,9 @@ impl Topics {
         self.handles[*handle].produce(record, word)
     }
 
-    /// Says whether deliveries have stalled.
-    pub fn set_stalled(&self, stalled: bool) {
-        self.watch.set_stalled(stalled);
+    /// The watch, to tell it how deliveries go.
+    pub fn watch(&self) -> &TopicWatch {
+        &self.watch
     }
 
     /// The account for ordinary records of a topic, or `None` while it is not known to be there.
@@ -172,8 +187,10 @@ impl Topics {
     }
 
     fn hold(&mut self, topic: &str, code: &str, why: &str) {
-        let reason =
-            format!("events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself");
+        let listed = Code::TopicRefuses;
+        let reason = format!(
+            "events are held for topic {topic:?}: {why}; create it or grant access, walpost resumes by itself [{listed}]"
+        );
         if self.health.trouble(Part::Topic, reason) {
             tracing::warn!(topic, why, "events are held for a topic; they follow as soon as it is there");
             self.metrics.delivery_errors.with_label_values(&[topic, code]).inc();

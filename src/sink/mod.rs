@@ -7,20 +7,26 @@
 mod buried;
 mod dead_letter;
 mod delivered;
+pub mod exactly_once;
 mod isolation;
 pub mod kafka;
 pub mod kafka_error;
 mod known_topics;
 mod produce;
+mod producer;
 mod reports;
 mod settings;
+mod statistics;
 mod topics;
 
 use std::future::Future;
 
+use tokio::time::Instant;
+
 use crate::{encode::Record, event::Position, lsn::Lsn};
 pub use buried::{Buried, Ids};
 pub use delivered::Delivered;
+pub use exactly_once::{ExactlyOnceSink, Refusal};
 pub use kafka::{Failed, KafkaSink, Mode, Sending};
 pub use settings::{admin_config, client_config};
 
@@ -48,6 +54,10 @@ pub trait Sink {
     fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError>;
     /// Returns when a [`Self::tick`] may change something for a sink that was full. Cancel-safe.
     fn ready(&self) -> impl Future<Output = ()>;
+    /// When a [`Self::tick`] is due though nothing happens; `None`: whenever it comes.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
     /// Records and bytes that are not delivered yet.
     fn in_flight(&self) -> (u64, u64);
     /// Commit time (µs, server's clock) of the oldest transaction that is not delivered; 0 when all are.
@@ -90,6 +100,29 @@ pub enum SinkError {
     Cleared {
         /// How many were refused.
         convicted: u64,
+    },
+    /// The record at fault is found, and will be a dead letter when the stream brings it again.
+    #[error(
+        "event {event_id} is refused by topic {topic:?}: {code}; beginning anew, with its dead letter in its place"
+    )]
+    Convicted {
+        /// The event.
+        event_id: String,
+        /// The topic.
+        topic: String,
+        /// librdkafka's name of the error.
+        code: String,
+    },
+    /// What the progress topic says does not fit the slot.
+    #[error(transparent)]
+    Progress(#[from] Refusal),
+    /// The brokers allow no transactions.
+    #[error("no transaction under the transactional.id {id:?}: {code}")]
+    NoTransaction {
+        /// The transactional id, which is the progress topic's name.
+        id: String,
+        /// librdkafka's name of the error.
+        code: String,
     },
     /// The producer is dead.
     #[error("the producer failed: {code}")]

@@ -82,6 +82,31 @@ impl TopicHandle {
     }
 }
 
+/// Why a transaction was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotCommitted {
+    /// The code.
+    pub code: RDKafkaErrorCode,
+    /// The same may be asked again: nothing was decided.
+    pub is_retriable: bool,
+}
+
+/// Commits the transaction that is open, once all of it is acknowledged. Blocks; another thread must poll meanwhile. (The way of
+/// the crate flushes by itself first, in steps of 100 ms.)
+pub fn commit(producer: &SessionProducer) -> Result<(), NotCommitted> {
+    const AS_LONG_AS_IT_MAY_TAKE: i32 = -1;
+    // SAFETY: the client lives as long as `producer`; the error object, if any, is ours and freed once.
+    unsafe {
+        let error = bindings::rd_kafka_commit_transaction(producer.client().native_ptr(), AS_LONG_AS_IT_MAY_TAKE);
+        if error.is_null() {
+            return Ok(());
+        }
+        let (code, retriable) = (bindings::rd_kafka_error_code(error), bindings::rd_kafka_error_is_retriable(error));
+        bindings::rd_kafka_error_destroy(error);
+        Err(NotCommitted { code: code.into(), is_retriable: retriable != 0 })
+    }
+}
+
 impl Drop for TopicHandle {
     fn drop(&mut self) {
         // SAFETY: made in `new`, destroyed once, before the producer, which this handle keeps alive until here.

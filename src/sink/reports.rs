@@ -23,10 +23,13 @@ use tokio::sync::Notify;
 use super::{
     dead_letter::Returned,
     kafka_error::{self, Verdict},
+    statistics::Statistics,
 };
 use crate::{
     ack::Ticket,
-    clock, fault,
+    clock,
+    codes::Code,
+    fault,
     observe::{Health, Part},
 };
 
@@ -118,12 +121,18 @@ pub struct Context {
     pub cause: Mutex<Option<(String, Instant)>>,
     /// Each record is sent alone: give back the one that is refused.
     pub alone: bool,
+    /// Where the producer's statistics go.
+    pub statistics: Statistics,
 }
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         // state changes are told by health; this is detail, and in an outage a lot of it
         tracing::debug!(target: "walpost::librdkafka", ?level, facility, message);
+    }
+
+    fn stats_raw(&self, json: &[u8]) {
+        self.statistics.take(json);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -136,7 +145,7 @@ impl ClientContext for Context {
             RDKafkaErrorCode::AllBrokersDown => {
                 let cause = self.recent_cause().clone();
                 let cause = cause.map_or_else(|| code.to_string(), |(cause, _)| cause);
-                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause}")) {
+                if self.health.trouble(Part::Kafka, format!("kafka is unreachable: {cause} [{}]", Code::NoBroker)) {
                     tracing::warn!(cause, reason, "kafka is unreachable");
                 }
             }
@@ -196,7 +205,8 @@ mod tests {
     use super::*;
 
     fn context() -> Context {
-        Context { reports: Arc::default(), health: Arc::default(), cause: Mutex::default(), alone: false }
+        let statistics = Statistics::new(Arc::default());
+        Context { reports: Arc::default(), health: Arc::default(), cause: Mutex::default(), alone: false, statistics }
     }
 
     #[test]

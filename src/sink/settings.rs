@@ -17,6 +17,10 @@ const CONNECTION: &[(&str, &str)] = &[
     ("enable.metrics.push", "false"),
 ];
 
+/// How often the producer tells its statistics: never, unless an operator wants it. The document names every topic, and with
+/// thousands of them it costs memory.
+const STATISTICS_MS: &str = "0";
+
 /// The properties of producers and topics among those that an operator may set (`P` in librdkafka's CONFIGURATION.md).
 const PRODUCING: &[&str] = &[
     "batch.num.messages",
@@ -35,6 +39,7 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     let mut settings = ClientConfig::new();
     let defaults = [
         ("client.id", client_id),
+        ("statistics.interval.ms", STATISTICS_MS),
         ("linger.ms", "1"),
         ("compression.type", "lz4"),
         // what counts is what the broker counts, after compression; but no request is larger than a broker takes by default
@@ -47,7 +52,7 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     for (key, value) in CONNECTION.iter().copied().chain(defaults) {
         settings.set(key, value);
     }
-    for (key, value) in &config.properties {
+    for (key, value) in config.present_properties() {
         settings.set(key, value.expose());
     }
     let guards = [
@@ -75,6 +80,38 @@ pub fn client_config(config: &KafkaConfig, sending: Sending, client_id: &str) ->
     settings
 }
 
+/// The same for a producer whose records come in transactions. `config.progress_topic` names it: a second producer of that name
+/// ends the transactions of the first.
+pub fn transactional_config(config: &KafkaConfig, sending: Sending, client_id: &str) -> ClientConfig {
+    let mut settings = client_config(config, sending, client_id);
+    let timeout = u64::try_from(config.transaction_timeout.as_millis()).unwrap_or(u64::MAX);
+    settings
+        .set("transactional.id", &config.progress_topic)
+        .set("transaction.timeout.ms", timeout.to_string())
+        // a record that comes too late for its transaction says so before the brokers do
+        .set("message.timeout.ms", (timeout * 4 / 5).to_string())
+        // whatever fails, all of the transaction does
+        .set("enable.gapless.guarantee", "false");
+    if !config.properties.iter().any(|(name, _)| name == "socket.timeout.ms") {
+        settings.set("socket.timeout.ms", (timeout * 4 / 5).min(30_000).to_string());
+    }
+    settings
+}
+
+/// A consumer of one topic that joins no group. `committed`: it reads what is committed, else also what is still open.
+pub fn reader_config(config: &KafkaConfig, committed: bool) -> ClientConfig {
+    let mut settings = admin_config(config);
+    settings
+        .set("group.id", "walpost")
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("auto.offset.reset", "earliest")
+        .set("enable.partition.eof", "true")
+        .set("fetch.wait.max.ms", "10")
+        .set("isolation.level", if committed { "read_committed" } else { "read_uncommitted" });
+    settings
+}
+
 /// An admin client, or a consumer, of the same cluster: whatever leads the producer to the brokers leads it there too.
 pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
     let mut settings = ClientConfig::new();
@@ -83,7 +120,7 @@ pub fn admin_config(config: &KafkaConfig) -> ClientConfig {
     }
     // log_level is none that an operator may set
     settings.set("bootstrap.servers", &config.brokers).set("log_level", "0");
-    for (key, value) in config.properties.iter().filter(|(key, _)| !PRODUCING.contains(&key.as_str())) {
+    for (key, value) in config.present_properties().iter().filter(|(key, _)| !PRODUCING.contains(&key.as_str())) {
         settings.set(key, value.expose());
     }
     settings

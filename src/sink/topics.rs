@@ -4,6 +4,7 @@
 //! is wanted, and in between asks for anything at all, to know whether the brokers are there.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
@@ -24,6 +25,7 @@ use rdkafka::{
 
 use super::{kafka_error, produce::SessionProducer, reports::Reports};
 use crate::{
+    codes::Code,
     config::KafkaConfig,
     observe::{Health, NOT_REACHED_YET, Part},
 };
@@ -34,6 +36,9 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// How long one answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(4);
+/// How long to wait for a connection where there was none: librdkafka tries some eighty times a second while it is waited for, and
+/// by itself at its own pace when it is not.
+const CONNECTION_LIMIT: Duration = Duration::from_millis(20);
 
 /// After so many single questions all topics are asked for at once: there may be thousands, and each costs a round trip in
 /// which nothing else is sent.
@@ -55,6 +60,9 @@ pub enum TopicState {
     },
 }
 
+/// Without an acknowledgement for so long walpost is not ready.
+pub const STALLED_AFTER: Duration = Duration::from_secs(10);
+
 /// What the thread shares with the sink.
 #[derive(Debug, Default)]
 struct Shared {
@@ -68,6 +76,7 @@ struct Shared {
 pub struct TopicWatch {
     questions: Sender<String>,
     shared: Arc<Shared>,
+    health: Arc<Health>,
 }
 
 impl TopicWatch {
@@ -80,9 +89,18 @@ impl TopicWatch {
     ) -> std::io::Result<Self> {
         let (questions, asked) = channel();
         let shared = Arc::new(Shared::default());
-        let watch = Watch { producer, reports, health, create, shared: Arc::clone(&shared), known: None, asked: 0 };
+        let watch = Watch {
+            producer,
+            reports,
+            health: Arc::clone(&health),
+            create,
+            shared: Arc::clone(&shared),
+            known: None,
+            asked: 0,
+            away: Cell::new(false),
+        };
         std::thread::Builder::new().name("kafka-topics".into()).spawn(move || watch.run(&asked))?;
-        Ok(Self { questions, shared })
+        Ok(Self { questions, shared, health })
     }
 
     /// Asks about a topic. The answer comes with a nudge of the reports.
@@ -96,9 +114,22 @@ impl TopicWatch {
         self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner).remove(topic)
     }
 
-    /// Says whether deliveries have stalled.
-    pub fn set_stalled(&self, stalled: bool) {
-        self.shared.stalled.store(stalled, Relaxed);
+    /// Deliveries have stalled. Told once, until they have not: others may have a better reason, and the two would take turns.
+    pub fn stalled(&self, what: &str) {
+        if self.shared.stalled.swap(true, Relaxed) {
+            return;
+        }
+        let limit = STALLED_AFTER.as_secs();
+        let reason = format!("kafka acknowledges nothing: {what} for more than {limit} s [{}]", Code::Unacknowledged);
+        if self.health.trouble(Part::Kafka, &reason) {
+            tracing::warn!("{reason}");
+        }
+    }
+
+    /// Something was acknowledged.
+    pub fn acknowledged(&self) {
+        self.shared.stalled.store(false, Relaxed);
+        self.health.well(Part::Kafka);
     }
 }
 
@@ -119,13 +150,19 @@ struct Watch {
     known: Option<String>,
     /// How many questions there were.
     asked: u32,
+    /// No broker was connected when one was last asked.
+    away: Cell<bool>,
 }
 
 impl Watch {
     fn run(mut self, asked: &Receiver<String>) {
         let (mut open, mut next_probe) = (HashSet::new(), Instant::now());
         while !self.shared.stop.load(Relaxed) {
-            let wait = if open.is_empty() { next_probe.saturating_duration_since(Instant::now()) } else { ASK_AGAIN };
+            let wait = if open.is_empty() && !self.away.get() {
+                next_probe.saturating_duration_since(Instant::now())
+            } else {
+                ASK_AGAIN
+            };
             match asked.recv_timeout(wait) {
                 Ok(topic) => {
                     self.asked += 1;
@@ -137,7 +174,7 @@ impl Watch {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     open.retain(|topic| !self.settle(topic));
-                    if open.is_empty() && Instant::now() >= next_probe {
+                    if open.is_empty() && (self.away.get() || Instant::now() >= next_probe) {
                         self.probe();
                     }
                 }
@@ -193,7 +230,12 @@ impl Watch {
 
     /// The topic's own error, if any; or the brokers' trouble.
     fn fetch(&self, topic: Option<&str>) -> Result<Option<RDKafkaErrorCode>, KafkaError> {
-        match self.producer.client().fetch_metadata(topic, ANSWER_LIMIT) {
+        let limit = if self.away.get() { CONNECTION_LIMIT } else { ANSWER_LIMIT };
+        let answer = self.producer.client().fetch_metadata(topic, limit);
+        // a broker that was asked and did not answer in time is connected: the next answer may take as long as it likes
+        let is_away = |error: &KafkaError| error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
+        self.away.set(answer.as_ref().err().is_some_and(is_away));
+        match answer {
             Ok(metadata) => {
                 let asked = !self.shared.stalled.load(Relaxed) && !self.shared.stop.load(Relaxed);
                 if asked && self.health.well(Part::Kafka).is_some() {
@@ -203,7 +245,7 @@ impl Watch {
                 Ok(found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from))
             }
             Err(error) => {
-                let reason = "kafka is unreachable: no broker answers".to_owned();
+                let reason = format!("kafka is unreachable: no broker answers [{}]", Code::NoBroker);
                 let told = |(part, reason): &(Part, String)| *part == Part::Kafka && reason != NOT_REACHED_YET;
                 let told = self.health.troubles().iter().any(told);
                 if !told && !self.shared.stop.load(Relaxed) && self.health.trouble(Part::Kafka, reason) {
@@ -225,24 +267,35 @@ pub struct Creator {
     runtime: tokio::runtime::Runtime,
     partitions: i32,
     replication_factor: i32,
+    compacted: bool,
 }
 
 impl Creator {
     /// Makes an admin client of its own, where the configuration wants topics created.
     pub fn new(config: &KafkaConfig, client: &ClientConfig) -> Result<Option<Self>, KafkaError> {
-        if !config.create_topics {
-            return Ok(None);
-        }
+        let create = config.create_topics.then(|| Self::with(client, config.partitions, config.replication_factor));
+        create.transpose()
+    }
+
+    /// Of a topic that keeps the last record of each key, in one partition.
+    pub fn of_compacted(config: &KafkaConfig, client: &ClientConfig) -> Result<Self, KafkaError> {
+        Ok(Self { compacted: true, ..Self::with(client, 1, config.replication_factor)? })
+    }
+
+    fn with(client: &ClientConfig, partitions: i32, replication_factor: i32) -> Result<Self, KafkaError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
-        let (partitions, replication_factor) = (config.partitions, config.replication_factor);
-        Ok(Some(Self { client: client.create()?, runtime, partitions, replication_factor }))
+        Ok(Self { client: client.create()?, runtime, partitions, replication_factor, compacted: false })
     }
 
-    fn topic(&mut self, name: &str) -> Result<(), String> {
-        let topic = NewTopic::new(name, self.partitions, TopicReplication::Fixed(self.replication_factor));
+    /// Creates a topic; one that is there already is no error.
+    pub fn topic(&mut self, name: &str) -> Result<(), String> {
+        let mut topic = NewTopic::new(name, self.partitions, TopicReplication::Fixed(self.replication_factor));
+        if self.compacted {
+            topic = topic.set("cleanup.policy", "compact");
+        }
         let options = AdminOptions::new().operation_timeout(Some(ANSWER_LIMIT)).request_timeout(Some(ANSWER_LIMIT));
         let results = self.runtime.block_on(self.client.create_topics([&topic], &options));
         match results.map_err(|error| error.to_string())?.pop() {

@@ -13,6 +13,7 @@ pub mod rows;
 pub mod slot;
 pub mod snapshot;
 mod startup;
+pub mod whereabouts;
 mod wire;
 
 use std::{fmt, future::Future, io};

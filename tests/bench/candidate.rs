@@ -50,6 +50,16 @@ impl Candidate {
         Self { name: name.to_owned(), binary: self.binary.clone(), environment }
     }
 
+    /// The same build under exactly-once delivery.
+    pub fn exactly_once(&self) -> Self {
+        self.with("exactly once", &[("WALPOST_KAFKA_DELIVERY", "exactly_once")])
+    }
+
+    /// Whether its delivery is exactly once.
+    pub fn is_exactly_once(&self) -> bool {
+        self.environment.iter().any(|(name, _)| name == "WALPOST_KAFKA_DELIVERY")
+    }
+
     /// Whether it reads the table rather than the log.
     pub fn polls(&self) -> bool {
         self.environment.iter().any(|(name, value)| name == "WALPOST_POSTGRES_SOURCE" && value == "poll")
@@ -78,7 +88,10 @@ impl Candidate {
         let environment: Vec<(&str, &str)> =
             environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let wall = SystemTime::now();
-        let walpost = Walpost::start_build(&self.binary, &["run"], &environment);
+        // the slot was made without it
+        let accepted = self.is_exactly_once().then_some("--accept-duplicates");
+        let arguments: Vec<&str> = ["run"].into_iter().chain(accepted).collect();
+        let walpost = Walpost::start_build(&self.binary, &arguments, &environment);
         Relay { walpost, wall }
     }
 }

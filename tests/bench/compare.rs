@@ -18,6 +18,7 @@ mod backlog;
 mod candidate;
 mod drain;
 mod latency;
+mod once;
 mod polling;
 mod start;
 mod verdict;
@@ -66,7 +67,7 @@ impl Request {
         let mut arguments = arguments.filter(|argument| argument != "--bench"); // cargo adds it
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "drain" | "latency" | "start" | "polling" | "all" => request.what = argument,
+                "drain" | "latency" | "once" | "start" | "polling" | "all" => request.what = argument,
                 "--rows" => request.rows = Some(arguments.next()?.parse().ok()?),
                 "--rounds" => request.rounds = arguments.next()?.parse().ok().filter(|rounds| *rounds > 0)?,
                 _ => request.candidates.push(Candidate::parse(&argument)?),
@@ -86,7 +87,7 @@ impl Request {
 fn main() -> ExitCode {
     let Some(request) = Request::parse(std::env::args().skip(1)) else {
         eprintln!(
-            "usage: [drain|latency|start|polling|all] [--rows N] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]..."
+            "usage: [drain|latency|once|start|polling|all] [--rows N] [--rounds N] [NAME=BINARY[,VARIABLE=VALUE]...]..."
         );
         return ExitCode::from(2);
     };
@@ -98,6 +99,9 @@ fn main() -> ExitCode {
     }
     if request.wants("latency") {
         verdicts.extend(latency::measure(&servers, &request.candidates, request.rounds));
+    }
+    if request.wants("once") {
+        verdicts.extend(once::measure(&servers, &request.candidates, request.rounds));
     }
     if request.wants("start") {
         verdicts.extend(start::measure(&servers, &request.candidates));

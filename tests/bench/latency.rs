@@ -93,15 +93,7 @@ pub fn run(servers: &Servers, candidate: &Candidate, duration: Duration) -> Late
     let relay = candidate.start(servers, &backlog, &slot, &slot);
     wait_until(PATIENCE, "walpost is ready", || relay.walpost.get("/readyz").status == 200);
     let (cpu, began) = (relay.cpu(), Instant::now());
-    let sent: u64 = std::thread::scope(|scope| {
-        let write = |writer| {
-            let backlog = &backlog;
-            let client = backlog.database.connect();
-            scope.spawn(move || write(client, writer, began, duration))
-        };
-        let writers: Vec<_> = (0..WRITERS).map(write).collect();
-        writers.into_iter().map(|writer| writer.join().expect("a writer that does not fail")).sum()
-    });
+    let sent = write_all(&backlog, began, duration);
     let elapsed = began.elapsed().as_secs_f64();
     let cpu = relay.cpu().saturating_sub(cpu);
     arrivals.wait_for(sent, Duration::from_millis(100), &relay);
@@ -118,6 +110,18 @@ pub fn run(servers: &Servers, candidate: &Candidate, duration: Duration) -> Late
         cores: cpu.as_secs_f64() / elapsed,
         per_second: sent as f64 / elapsed,
     }
+}
+
+/// All transactions, each at its time; returns how many.
+pub fn write_all(backlog: &Backlog<'_>, began: Instant, duration: Duration) -> u64 {
+    std::thread::scope(|scope| {
+        let write = |writer| {
+            let client = backlog.database.connect();
+            scope.spawn(move || write(client, writer, began, duration))
+        };
+        let writers: Vec<_> = (0..WRITERS).map(write).collect();
+        writers.into_iter().map(|writer| writer.join().expect("a writer that does not fail")).sum()
+    })
 }
 
 /// One of the writers: its share of the transactions, each at its time.
@@ -141,7 +145,8 @@ fn write(client: tokio_postgres::Client, writer: u64, began: Instant, duration: 
     sent
 }
 
-fn inserted_ms(payload: &[u8]) -> f64 {
+/// The database's clock at the insert, Unix ms.
+pub fn inserted_ms(payload: &[u8]) -> f64 {
     let payload: serde_json::Value = serde_json::from_slice(payload).expect("the payload is JSON");
     payload["lat"].as_f64().expect("the database's clock")
 }

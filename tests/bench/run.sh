@@ -1,5 +1,5 @@
 #!/bin/bash
-# Measures the release build side by side with pg_recvlogical: run.sh [drain|latency|start|all] [--rounds N]
+# Measures the release build side by side with pg_recvlogical: run.sh [drain|latency|once|start|all] [--rounds N]
 #
 # Other builds or settings, in the same go:  run.sh drain old=/tmp/walpost new=target/release/walpost \
 #   linger=target/release/walpost,WALPOST_KAFKA_PROPERTIES_LINGER_MS=5

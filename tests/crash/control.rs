@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(40);
 
 /// A world with a slow way to the broker, so that there is always something in flight.
 fn slow_world(bug: Option<&'static str>) -> World {
-    let world = World::with_bug(4, false, bug);
+    let world = World::with_bug(4, bug);
     for node in world.shared.kafka.nodes() {
         node.proxy().set(Weather::Delayed(Duration::from_millis(200)));
     }

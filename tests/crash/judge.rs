@@ -30,6 +30,8 @@ pub struct Tally {
     /// The last record of a key and topic is not its newest event: whoever keeps the last has an old one.
     stale: Vec<String>,
     duplicates: usize,
+    /// Under exactly-once delivery: records of transactions that were not committed.
+    aborted: Option<usize>,
 }
 
 impl Tally {
@@ -41,7 +43,9 @@ impl Tally {
         let topics: Vec<_> = topics.iter().map(String::as_str).collect();
         let ledger = world.writers.ledger.lock().expect("no panic");
         let records = world.shared.kafka.read_all(&topics);
-        Self { watched, ..Self::compare(&table(world), ledger.iter().map(|(id, _)| id), &records) }
+        let aborted = || world.shared.kafka.read_all_uncommitted(&topics).len() - records.len();
+        let aborted = world.shared.once.then(aborted);
+        Self { watched, aborted, ..Self::compare(&table(world), ledger.iter().map(|(id, _)| id), &records) }
     }
 
     /// What is in Kafka against what is committed.
@@ -83,11 +87,17 @@ impl Tally {
         tally
     }
 
-    /// Nothing but duplicates.
+    /// How many records came again.
+    pub fn duplicates(&self) -> usize {
+        self.duplicates
+    }
+
+    /// Nothing but duplicates; under exactly-once delivery not even those, and transactions that did end in the middle.
     pub fn is_clean(&self) -> bool {
         let wrong = [&self.unknown, &self.lost, &self.phantoms, &self.inversions, &self.mismatches, &self.stale];
         let right = wrong.iter().all(|list| list.is_empty()) && self.watched.early.is_empty();
-        right && self.committed > 0 && self.watched.looks > 0
+        let once = self.aborted.is_none_or(|aborted| self.duplicates == 0 && aborted > 0);
+        right && once && self.committed > 0 && self.watched.looks > 0
     }
 }
 
@@ -127,6 +137,9 @@ impl fmt::Display for Tally {
         writeln!(f, "{:<24}{:>9}", "events committed", self.committed)?;
         writeln!(f, "{:<24}{:>9}", "records in Kafka", self.records)?;
         writeln!(f, "{:<24}{:>9}", "sent more than once", self.duplicates)?;
+        if let Some(aborted) = self.aborted {
+            writeln!(f, "{:<24}{aborted:>9}", "sent and not committed")?;
+        }
         writeln!(f, "{:<24}{:>9}", "looks at the slot", self.watched.looks)?;
         writeln!(f, "{:<24}{:>9}", "looks without answer", self.watched.blind)?;
         write!(f, "{:<24}{:>9}", "confirms checked", self.watched.checked)

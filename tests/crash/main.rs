@@ -2,7 +2,7 @@
 //! holds in the end.
 //!
 //! `CRASH_MINUTES` sets how long it goes on, `CRASH_SEED` which faults come in which order, `CRASH_BROKERS=3` puts three
-//! brokers behind it. See docs/reliability.md.
+//! brokers behind it, `CRASH_DELIVERY=exactly_once` asks for that. See docs/reliability.md.
 
 #[expect(dead_code, reason = "each user of the services needs a part of them")]
 #[path = "../services/mod.rs"]
@@ -35,17 +35,32 @@ fn plan() -> (Duration, u64) {
     (length, seed)
 }
 
+/// Under exactly-once delivery, where nothing may come twice. `CRASH_DELIVERY=exactly_once` gives it the whole run instead.
+const SLICE_ONCE: Duration = Duration::from_mins(1);
+
 #[test]
 fn whatever_crashes_nothing_is_lost_confirmed_early_or_overtaken() {
     let (length, seed) = plan();
+    let once = std::env::var("CRASH_DELIVERY").is_ok_and(|delivery| delivery == "exactly_once");
+    run(length, Faults::new(seed), once);
+}
+
+#[test]
+fn under_exactly_once_delivery_nothing_comes_twice_either() {
+    run(SLICE_ONCE, Faults::new(SLICE_SEED).sparing_single_broker(), true);
+}
+
+fn run(length: Duration, mut faults: Faults, once: bool) {
+    let seed = faults.seed();
     println!("seed {seed}, {length:?}");
-    let world = World::start(WRITERS, length >= Duration::from_mins(10));
-    let mut faults = Faults::new(seed);
+    let world = World::start(WRITERS, length >= Duration::from_mins(10), once);
     let end = Instant::now() + length;
     while Instant::now() < end {
         faults.round(&world);
     }
     let tally = Tally::of(&world);
     println!("{faults}\n{tally}");
+    // the control: kills that repeat nothing would prove nothing of the other kind of delivery
+    assert!(once || tally.duplicates() > 0, "nothing came twice: were there any kills?");
     assert!(tally.is_clean(), "seed {seed}: see the table above; CRASH_SEED={seed} replays the faults");
 }

@@ -168,6 +168,9 @@ impl Watcher {
 struct Reader {
     shared: Arc<Shared>,
     consumer: BaseConsumer,
+    /// Asks for ends. Those that it is told count what is in the log, though its transaction may not be marked as committed in
+    /// each partition yet: the brokers decide first and mark later.
+    asker: BaseConsumer,
     topics: BTreeSet<String>,
     /// The next offset of each partition.
     next: HashMap<Place, i64>,
@@ -178,7 +181,8 @@ struct Reader {
 impl Reader {
     fn new(shared: &Arc<Shared>) -> Self {
         Self {
-            consumer: consumer(shared),
+            consumer: consumer(shared, "read_committed"),
+            asker: consumer(shared, "read_uncommitted"),
             shared: Arc::clone(shared),
             topics: BTreeSet::new(),
             next: HashMap::new(),
@@ -198,7 +202,7 @@ impl Reader {
                 assignment.add_partition_offset(topic, partition, Offset::Offset(next)).expect("a legal offset");
             }
         }
-        self.consumer = consumer(&self.shared);
+        self.consumer = consumer(&self.shared, "read_committed");
         self.consumer.assign(&assignment).expect("a legal assignment");
         self.topics.clone_from(topics);
     }
@@ -231,9 +235,13 @@ impl Reader {
                 None => {}
             }
         };
-        while ends.iter().any(|(place, end)| self.next.get(place).is_none_or(|next| next < end)) {
+        // behind the last record there may be the end of a transaction, which no reader is shown; so those wait for each
+        let once = self.shared.once;
+        while !suspects.iter().all(|id| self.seen.contains_key(id)) && (once || !self.has_reached(&ends)) {
             if since.elapsed() > 2 * SAMPLE_LIMIT {
-                return None;
+                // what was committed is shown within a minute, unless no broker answers
+                self.ends(&topics).filter(|_| once)?;
+                break;
             }
             self.read_one(Duration::from_millis(50));
         }
@@ -241,6 +249,10 @@ impl Reader {
             self.seen.get(id).is_some_and(|(place, offset)| ends.get(place).is_some_and(|end| offset < end))
         };
         Some(suspects.into_iter().filter(|id| !held(id)).collect())
+    }
+
+    fn has_reached(&self, ends: &HashMap<Place, i64>) -> bool {
+        ends.iter().all(|(place, end)| self.next.get(place).is_some_and(|next| next >= end))
     }
 
     /// The end of each partition, asked for in one go.
@@ -252,7 +264,7 @@ impl Reader {
                 asked.add_partition_offset(topic, partition, Offset::End).ok()?;
             }
         }
-        let answer = self.consumer.offsets_for_times(asked, ANSWER_LIMIT).ok()?;
+        let answer = self.asker.offsets_for_times(asked, ANSWER_LIMIT).ok()?;
         let end = |element: &TopicPartitionListElem<'_>| match (element.error(), element.offset()) {
             (Ok(()), Offset::Offset(end)) => Some(((element.topic().to_owned(), element.partition()), end)),
             _ => None,
@@ -262,8 +274,9 @@ impl Reader {
     }
 }
 
-fn consumer(shared: &Shared) -> BaseConsumer {
+fn consumer(shared: &Shared, isolation: &str) -> BaseConsumer {
     let mut config = shared.kafka.client_config();
+    config.set("isolation.level", isolation);
     config.set("group.id", "watch").set("enable.auto.commit", "false");
     // what is there shall be seen at once
     config.set("fetch.error.backoff.ms", "50").set("fetch.queue.backoff.ms", "10");

@@ -38,6 +38,8 @@ pub struct Shared {
     /// The topic that new events go to, by number.
     pub topic: AtomicU32,
     pub stop: AtomicBool,
+    /// Exactly-once delivery.
+    pub once: bool,
 }
 
 impl Shared {
@@ -70,12 +72,16 @@ pub struct World {
 
 impl World {
     /// Starts servers, writers and a walpost. `giant`: one transaction of 200,000 rows is among what is written.
-    pub fn start(writers: usize, giant: bool) -> Self {
-        Self::with_bug(writers, giant, None)
+    pub fn start(writers: usize, giant: bool, once: bool) -> Self {
+        Self::with(writers, giant, once, None)
     }
 
     /// The same with a deliberate bug in walpost.
-    pub fn with_bug(writers: usize, giant: bool, bug: Option<&'static str>) -> Self {
+    pub fn with_bug(writers: usize, bug: Option<&'static str>) -> Self {
+        Self::with(writers, false, false, bug)
+    }
+
+    fn with(writers: usize, giant: bool, once: bool, bug: Option<&'static str>) -> Self {
         let settings = Settings::default().set("max_prepared_transactions", "50").set("wal_sender_timeout", "20s");
         let postgres = Postgres::start(crate::services::postgres::Version::NEWEST, &settings);
         let brokers = std::env::var("CRASH_BROKERS").ok().map_or(1, |text| text.parse().expect("CRASH_BROKERS"));
@@ -84,7 +90,7 @@ impl World {
         let kafka = Kafka::start(&kafka);
         let name = postgres.database().into_name();
         let postgres_link = Proxy::before(postgres.port());
-        let shared = Shared { postgres, kafka, name, topic: AtomicU32::new(0), stop: AtomicBool::new(false) };
+        let shared = Shared { postgres, kafka, name, topic: AtomicU32::new(0), stop: AtomicBool::new(false), once };
         let shared = Arc::new(shared);
         let client = shared.connect().expect("the server runs");
         let tables = "CREATE TABLE outbox (id text PRIMARY KEY, event_type text NOT NULL, key text, payload text);
@@ -118,6 +124,9 @@ impl World {
         let url = format!("postgres://postgres@127.0.0.1:{}/{}", self.postgres_link.port(), self.shared.name);
         let brokers = self.shared.kafka.proxied_brokers();
         let mut env = vec![("WALPOST_POSTGRES_URL", url.as_str()), ("WALPOST_KAFKA_BROKERS", &brokers)];
+        if self.shared.once {
+            env.push(("WALPOST_KAFKA_DELIVERY", "exactly_once"));
+        }
         env.extend(self.bug.map(|bug| ("CRASH_BUG", bug)));
         env.extend(extra);
         with_environment(&database, &self.shared.kafka, &env, Walpost::start)
@@ -136,6 +145,12 @@ impl World {
             walpost.kill9();
         }
         *place = Some(self.spawn(extra));
+    }
+
+    /// Starts a walpost beside the one that runs, which is returned.
+    pub fn second_walpost(&self) -> Option<Walpost> {
+        let mut place = self.walpost.lock().expect("no panic while the lock is held");
+        place.replace(self.spawn(&[]))
     }
 
     /// Acts on the walpost that runs; starts one first if the last has ended. One that ended by itself is a failure.

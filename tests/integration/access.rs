@@ -42,6 +42,7 @@ impl Guarded {
                  host all by_password 127.0.0.1/32 password
                  host all by_md5 127.0.0.1/32 md5
                  host all by_scram 127.0.0.1/32 scram-sha-256
+                 host all rotates 127.0.0.1/32 scram-sha-256
                  hostssl all with_tls 127.0.0.1/32 scram-sha-256
                  hostnossl all without_tls 127.0.0.1/32 trust
                  hostssl all by_certificate 127.0.0.1/32 cert",
@@ -51,7 +52,7 @@ impl Guarded {
         it.write("stranger.crt", &stranger.certificate());
         it.write("client.crt", &client_identity.certificate);
         it.write("client.key", &client_identity.key);
-        let roles = ["by_trust", "by_password", "by_scram", "with_tls", "without_tls", "by_certificate"];
+        let roles = ["by_trust", "by_password", "by_scram", "rotates", "with_tls", "without_tls", "by_certificate"];
         let create = |role: &str| format!("CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{PASSWORD}'");
         let roles = roles.map(create).join("; ");
         let encryption = |method: &str| format!("SET password_encryption = '{method}'");
@@ -203,6 +204,26 @@ fn a_wrong_password_is_waited_out_until_the_file_holds_the_right_one() {
         guarded.write(&name, format!("{PASSWORD}\n").as_bytes());
         walpost.wait_until_ready(PATIENCE);
     });
+}
+
+#[test]
+fn a_rotated_password_is_taken_from_its_file_without_a_restart() {
+    let guarded = Guarded::server(Version::NEWEST);
+    let outbox = guarded.outbox();
+    let name = format!("rotated password of {}", outbox.database.name());
+    guarded.write(&name, PASSWORD.as_bytes());
+    let url = guarded.url(&outbox, "rotates", "localhost", "").replace(&format!(":{PASSWORD_IN_URL}"), "");
+    let file = guarded.path(&name);
+    let walpost = outbox.relay(&[("WALPOST_POSTGRES_URL", &url), ("WALPOST_POSTGRES_PASSWORD_FILE", &file)]);
+    outbox.execute("SET password_encryption = 'scram-sha-256'; ALTER ROLE rotates PASSWORD 'the next one'");
+    guarded.write(&name, b"the next one\n");
+    // links that are open stay so; these are ended, as an operator does who wants the old password out of use at once
+    outbox.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'rotates'");
+    walpost.wait_for_log(PATIENCE, "terminating connection");
+    outbox.topic("a", 1);
+    outbox.execute("INSERT INTO outbox (event_type, payload) VALUES ('a', '{}')");
+    outbox.wait_until_confirmed();
+    walpost.wait_until_ready(PATIENCE);
 }
 
 #[test]

@@ -44,6 +44,7 @@ fn claim_waiting_is_cheap(walpost: &Walpost) {
     let before = cpu(walpost);
     thread::sleep(WAITING);
     let share = (cpu(walpost) - before) / WAITING.as_secs_f64();
+    println!("waiting takes {share:.3} of a core");
     assert!(share < WAITING_SHARE, "waiting takes {share:.3} of a core:\n{}", walpost.log());
 }
 
@@ -122,4 +123,15 @@ fn waiting_for_what_is_away_costs_nearly_nothing() {
     server.stop(Stop::Fast);
     wait_until(PATIENCE, "it is noticed", || without_kafka.get("/readyz").body.contains("stream:"));
     claim_waiting_is_cheap(&without_kafka);
+}
+
+#[test]
+fn waiting_for_kafka_costs_nearly_nothing_under_exactly_once_delivery_either() {
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), Kafka::shared(), TABLE);
+    let once = ("WALPOST_KAFKA_DELIVERY", "exactly_once");
+    drop(outbox.relay(&[once])); // the slot, and its record
+    let walpost = outbox.relay(&[once, ("WALPOST_KAFKA_BROKERS", "127.0.0.1:1")]);
+    outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+    wait_until(PATIENCE, "it is noticed", || walpost.get("/readyz").status == 503);
+    claim_waiting_is_cheap(&walpost);
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     ledger::TABLE,
-    outbox::{Outbox, PATIENCE, at_both_ends},
+    outbox::{Outbox, PATIENCE, at_both_ends, deliveries},
     services::{
         kafka::Kafka,
         postgres::{Postgres, Version},
@@ -49,6 +49,33 @@ fn a_table_that_is_taken_out_of_the_publication_is_noticed() {
         });
         outbox.execute(&format!("ALTER PUBLICATION {publication} SET TABLE outbox"));
         walpost.wait_until_ready(PATIENCE);
+    });
+}
+
+/// Case 10.
+#[test]
+fn a_table_that_is_dropped_and_created_again_is_noticed_and_goes_on_once_it_is_published() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        let topic = outbox.topic("t", 1);
+        let walpost = outbox.relay(&[]);
+        outbox.execute(&insert("before"));
+        outbox.wait_until_confirmed();
+        outbox.execute(&format!("DROP TABLE outbox; {TABLE}"));
+        outbox.execute(&insert("between"));
+        wait_until(PATIENCE, "walpost says so", || {
+            let answer = walpost.get("/readyz");
+            answer.status == 503 && answer.body.contains("publication:") && answer.body.contains("ALTER PUBLICATION")
+        });
+        outbox.execute(&format!("ALTER PUBLICATION {} ADD TABLE outbox", outbox.database.name()));
+        walpost.wait_until_ready(PATIENCE);
+        outbox.execute(&insert("after"));
+        outbox.wait_until_confirmed();
+        // what no publication named when it was written comes from the table
+        let again = outbox.command(&["backfill", "id = 'between'"], &[("WALPOST_HTTP_LISTEN", "")]);
+        assert_eq!(again.code, Some(0), "{}", again.output);
+        let ids = deliveries(&outbox.kafka.read_all(&[&topic]));
+        assert_eq!(ids, ["after", "before", "between"].map(|id| (id.to_owned(), 1)).into());
     });
 }
 

@@ -81,8 +81,17 @@ pub const ALLOW: u8 = 3;
 /// What everybody may do to a topic, or may not.
 pub fn acl(topic: &str, operation: u8, permission: u8) -> Vec<u8> {
     const TOPIC: u8 = 2;
+    acl_on(TOPIC, topic, operation, permission)
+}
+
+/// Kinds of resources.
+pub const GROUP: u8 = 3;
+pub const TRANSACTIONAL_ID: u8 = 5;
+
+/// The same of any kind of resource.
+pub fn acl_on(kind: u8, name: &str, operation: u8, permission: u8) -> Vec<u8> {
     const LITERAL: u8 = 3;
-    [&[TOPIC][..], &string(topic), &[LITERAL], &string("User:*"), &string("*"), &[operation, permission]].concat()
+    [&[kind][..], &string(name), &[LITERAL], &string("User:*"), &string("*"), &[operation, permission]].concat()
 }
 
 fn string(text: &str) -> Vec<u8> {

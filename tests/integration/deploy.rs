@@ -57,7 +57,9 @@ fn every_service_has_an_image_that_exists_or_is_built_here_and_waits_for_healthy
     let services = compose["services"].as_hash().expect("services");
     for (name, service) in services {
         let image = service["image"].as_str();
-        let known = image.is_some_and(|image| ["postgres:18", "apache/kafka:4.1.0"].contains(&image));
+        let known = image.is_some_and(|image| {
+            ["postgres:18", "apache/kafka:4.1.0", "prom/prometheus:v3.1.0", "grafana/grafana:11.4.0"].contains(&image)
+        });
         let built = service["build"]["dockerfile"].as_str() == Some("deploy/Dockerfile");
         assert!(known || built, "{name:?}: image {image:?}");
         let Some(needs) = service["depends_on"].as_hash() else { continue };
@@ -78,7 +80,11 @@ fn every_service_has_an_image_that_exists_or_is_built_here_and_waits_for_healthy
 fn the_image_listens_where_its_health_check_and_the_compose_file_look() {
     let listen = instruction("ENV").strip_prefix("WALPOST_HTTP_LISTEN=0.0.0.0:").expect("the listener's address");
     assert_eq!(instruction("EXPOSE"), listen);
-    assert!(instruction("HEALTHCHECK").contains(&format!("http://127.0.0.1:{listen}/livez")));
+    let asks = instruction("HEALTHCHECK").split("CMD ").nth(1).expect("a command");
+    let asks: Vec<String> = serde_json::from_str(asks).expect("a command in list form: there is no shell");
+    assert!(Cli::try_parse_from(&asks).is_ok() && asks.contains(&"--probe".to_owned()), "{asks:?}");
+    let user: u32 = instruction("USER").split(':').next().expect("a user").parse().expect("a number");
+    assert_ne!(user, 0);
     let published = compose()["services"]["walpost"]["ports"][0].as_str().map(str::to_owned);
     assert_eq!(published, Some(format!("127.0.0.1:{listen}:{listen}")));
     assert_eq!(instruction("ENTRYPOINT"), r#"["/usr/local/bin/walpost"]"#);
@@ -87,6 +93,64 @@ fn the_image_listens_where_its_health_check_and_the_compose_file_look() {
         DOCKERFILE.lines().filter_map(|line| line.strip_prefix("COPY ")).filter(|line| !line.starts_with("--"));
     for source in copied.flat_map(|line| line.split(' ').rev().skip(1)) {
         assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(source).exists(), "COPY {source}: there is no such thing");
+    }
+}
+
+#[test]
+fn every_file_that_the_compose_file_mounts_is_there() {
+    let compose = compose();
+    let services = compose["services"].as_hash().expect("services").values();
+    let mounts: Vec<_> = services.filter_map(|service| service["volumes"].as_vec()).flatten().collect();
+    assert!(mounts.len() >= 4, "{mounts:?}");
+    for mount in mounts {
+        let source = mount.as_str().and_then(|mount| mount.split(':').next()).expect("source:target");
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(source).exists(), "{source} is not there");
+    }
+}
+
+#[test]
+fn prometheus_scrapes_walpost_where_it_listens_and_grafana_asks_prometheus() {
+    let yaml = |text| YamlLoader::load_from_str(text).expect("YAML").remove(0);
+    let prometheus = yaml(include_str!("../../deploy/prometheus/prometheus.yml"));
+    let listen = instruction("EXPOSE");
+    let target = prometheus["scrape_configs"][0]["static_configs"][0]["targets"][0].as_str();
+    assert_eq!(target, Some(format!("walpost:{listen}").as_str()));
+    let mounted = |service: &str, target: &str| {
+        let compose = compose();
+        let volumes = compose["services"][service]["volumes"].as_vec().expect("volumes").clone();
+        assert!(volumes.iter().any(|volume| volume.as_str().unwrap().contains(target)), "{target}");
+    };
+    mounted("prometheus", prometheus["rule_files"][0].as_str().expect("rules"));
+    let source = yaml(include_str!("../../deploy/grafana/provisioning/datasources/prometheus.yml"));
+    assert_eq!(source["datasources"][0]["url"].as_str(), Some("http://prometheus:9090"));
+    let provider = yaml(include_str!("../../deploy/grafana/provisioning/dashboards/walpost.yml"));
+    mounted("grafana", provider["providers"][0]["options"]["path"].as_str().expect("a folder"));
+}
+
+/// `make test-deploy` renders the chart; this sees what can be seen without helm.
+#[test]
+fn the_chart_knows_the_values_that_its_templates_use() {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/walpost");
+    let read = |name: &str| std::fs::read_to_string(chart.join(name)).expect("a file of the chart");
+    let load = |name| YamlLoader::load_from_str(&read(name)).expect("YAML").remove(0);
+    let (about, values) = (load("Chart.yaml"), load("values.yaml"));
+    for key in ["version", "appVersion"] {
+        assert_eq!(about[key].as_str(), Some(env!("CARGO_PKG_VERSION")), "{key}");
+    }
+    let mut used = 0;
+    for template in std::fs::read_dir(chart.join("templates")).expect("templates") {
+        let text = std::fs::read_to_string(template.expect("a file").path()).expect("text");
+        for path in text.split(".Values.").skip(1) {
+            let end = path.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.').unwrap_or(path.len());
+            let value = path[..end].split('.').fold(&values, |value, key| &value[key]);
+            assert!(!value.is_badvalue(), "values.yaml has no {}", &path[..end]);
+            used += 1;
+        }
+    }
+    assert!(used > 30, "{used}");
+    let schema: serde_json::Value = serde_json::from_str(&read("values.schema.json")).expect("JSON");
+    for key in values.as_hash().expect("values").keys() {
+        assert!(schema["properties"].get(key.as_str().unwrap()).is_some(), "values.schema.json has no {key:?}");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     ledger::TABLE,
     outbox::{Outbox, PATIENCE, deliveries, lsn, stays},
     services::{
-        kafka::Kafka,
+        kafka::{Kafka, Settings},
         postgres::{Postgres, Version},
         wait_until,
         walpost::Walpost,
@@ -106,4 +106,35 @@ fn claim_that_unrelated_writes_confirm_nothing(side: &Warm<'_>) {
     let status = walpost.status();
     let received = lsn(status["received_lsn"].as_str().expect("it has received something"));
     assert!(received > after_first, "the stream went on meanwhile");
+}
+
+/// In the middle of a segment; then its broker gives up its only log directory, as it does on a full disk.
+#[test]
+fn a_broker_whose_disk_is_full_loses_nothing() {
+    const LARGEST_FILE: u64 = 16 << 20;
+    let kafka = Kafka::start(&Settings::default());
+    for once in [false, true] {
+        let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+        let topic = outbox.topic("t", 1);
+        let delivery = if once { "exactly_once" } else { "at_least_once" };
+        let walpost = outbox.relay(&[("WALPOST_KAFKA_DELIVERY", delivery)]);
+        outbox.execute("INSERT INTO outbox VALUES ('warm', 't', 'k', NULL)");
+        outbox.wait_until_confirmed();
+        let [broker] = kafka.nodes() else { unreachable!("one was started") };
+        broker.limit_files(LARGEST_FILE);
+        // more than one file may hold, and no compression helps
+        outbox.execute(
+            "INSERT INTO outbox SELECT n, 't', 'k', (SELECT string_agg(md5(n || '/' || m), '') FROM generate_series(1, 100) m)
+             FROM generate_series(1, 12000) n",
+        );
+        let end = outbox.wal_end();
+        wait_until(2 * PATIENCE, "the broker has given up", || kafka.ended() == 1);
+        wait_until(PATIENCE, "walpost says so", || walpost.get("/readyz").status == 503);
+        assert!(outbox.confirmed() < end, "confirmed what no broker has");
+        kafka.start_again();
+        outbox.wait_until_confirmed();
+        let delivered = deliveries(&kafka.read_all(&[&topic]));
+        assert_eq!(delivered.len(), 12_001);
+        assert!(!once || delivered.values().all(|times| *times == 1));
+    }
 }

@@ -80,6 +80,55 @@ fn what_cannot_be_published_is_shown_with_the_reason() {
 }
 
 #[test]
+fn the_rule_that_chose_the_topic_is_explained_and_rows_of_the_table_are_shown_without_a_slot() {
+    at_both_ends(|version| {
+        let outbox = Outbox::shared(version);
+        outbox.execute(
+            r#"INSERT INTO outbox (event_type, key, payload, headers) VALUES
+               ('order.paid', 'k', '1', '{"trace": "x"}'), ('user.new', 'kk', '22', NULL), ('order.sent', NULL, NULL, NULL)"#,
+        );
+        let file = crate::services::run::folder("peek").join("walpost.toml");
+        let rules = "[route]\n[[route.rules]]\nevent_type = \"user.*\"\ntopic = \"users\"\n\
+                     [[route.rules]]\nevent_type = \"order.p*\"\ntopic = \"paid-{key}\"\n";
+        std::fs::write(&file, rules).expect("our own folder");
+        let config = file.display().to_string();
+        let peek = |more: &[&str]| {
+            let args = [&["peek", "--explain", "--config", &config], more].concat();
+            let Ended { code, output } = outbox.command(&args, &[]);
+            assert_eq!(code, Some(0), "{output}");
+            output.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<Value>>()
+        };
+        let shown = peek(&["--from-table"]);
+        let by_type = |event_type: &str| {
+            shown.iter().find(|shown| shown["headers"]["event_type"] == event_type).expect("it is shown")
+        };
+        let template = format!("{}.{{event_type}}", outbox.database.name());
+        for (event_type, topic, rule, glob, template) in [
+            ("user.new", "users".to_owned(), Value::from(1), Value::from("user.*"), "users"),
+            ("order.paid", "paid-k".to_owned(), Value::from(2), Value::from("order.p*"), "paid-{key}"),
+            ("order.sent", outbox.topic_name("order.sent"), Value::Null, Value::Null, &template),
+        ] {
+            let shown = by_type(event_type);
+            let explain = &shown["explain"];
+            assert_eq!(
+                (&shown["topic"], &explain["rule"], &explain["matches"]),
+                (&topic.into(), &rule, &glob),
+                "{shown}"
+            );
+            assert_eq!(explain["template"], template);
+            let size = |name: &str| explain[name].as_u64().expect("a number");
+            let value = shown["value_bytes"].as_u64().expect("a number");
+            assert_eq!(size("record_bytes"), size("key_bytes") + size("headers_bytes") + value, "{shown}");
+        }
+        assert_eq!(by_type("order.paid")["explain"]["key_bytes"], 1);
+        assert_eq!(peek(&["--from-table", "event_type LIKE 'user%'"]).len(), 1);
+        assert_eq!(peek(&["--from-table", "--limit", "2"]).len(), 2);
+        let refused = outbox.command(&["peek", "--from-table", "no such thing"], &[]);
+        assert!(refused.code == Some(1) && refused.output.contains("WHERE"), "{}", refused.output);
+    });
+}
+
+#[test]
 fn without_a_slot_there_is_advice() {
     let outbox = Outbox::shared(Version::NEWEST);
     let Ended { code, output } = outbox.command(&["peek"], &[]);

@@ -269,6 +269,31 @@ fn reserved_headers_win_and_none_comes_twice() {
     assert_eq!(headers(&records[0]), expected);
 }
 
+/// <https://www.w3.org/TR/trace-context/>: a consumer goes on in the trace of whoever wrote the event.
+#[test]
+fn a_trace_context_passes_unchanged_from_columns_or_headers() {
+    const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    const STATE: &str = "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE";
+    at_both_ends(|version| {
+        let table = "CREATE TABLE outbox (id int, event_type text, payload text, headers json, trace text, state text)";
+        let columns = [("WALPOST_OUTBOX_HEADER_COLUMNS", "{traceparent = \"trace\", tracestate = \"state\"}")];
+        let rows = format!(
+            "(1, 't', '', NULL, '{PARENT}', '{STATE}'),
+             (2, 't', '', '{{\"traceparent\": \"{PARENT}\", \"tracestate\": \"{STATE}\"}}', NULL, NULL),
+             (3, 't', '', '{{\"traceparent\": \"other\"}}', '{PARENT}', NULL)"
+        );
+        let records = published(version, table, &columns, &rows);
+        let trace = |record: &Received| {
+            let both = headers(record).into_iter().filter(|(name, _)| name.starts_with("trace"));
+            both.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<Vec<_>>()
+        };
+        let context =
+            [("traceparent", PARENT), ("tracestate", STATE)].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!((trace(&records[0]), trace(&records[1])), (context.to_vec(), context.to_vec()));
+        assert_eq!(trace(&records[2]), context[..1], "the column wins, and no header comes twice");
+    });
+}
+
 #[test]
 fn members_of_headers_keep_order_and_type() {
     let tables = "CREATE TABLE outbox (id int, event_type text, payload text, headers json)";

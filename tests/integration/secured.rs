@@ -9,7 +9,7 @@ use crate::{
         certificates::{Authority, Issued},
         kafka::{Kafka, Settings, tool},
         postgres::{Postgres, Version},
-        wait_until,
+        run, wait_until,
         walpost::Walpost,
     },
 };
@@ -131,6 +131,31 @@ fn what_does_not_prove_itself_is_said_within_seconds_and_nothing_is_confirmed() 
         assert!(!walpost.log().contains("hush"), "{fault}: the password is told");
         assert_eq!(outbox.confirmed(), before, "{fault}");
     }
+}
+
+#[test]
+fn a_rotated_password_is_taken_from_its_file_without_a_restart() {
+    let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &SECURED.kafka, TABLE);
+    let topic = outbox.topic("t", 1);
+    let file = run::folder("password").join("kafka");
+    fs::write(&file, "hush the old one\n").expect("a file of our own");
+    let brokers = format!("localhost:{}", outbox.kafka.nodes()[0].secured_port());
+    let authority = text(&SECURED.authority.certificate());
+    let walpost = outbox.relay(&[
+        ("WALPOST_KAFKA_BROKERS", &brokers),
+        ("WALPOST_KAFKA_SASL_PASSWORD_FILE", file.to_str().expect("a path of ours is UTF-8")),
+        ("WALPOST_KAFKA_PROPERTIES_SECURITY_PROTOCOL", "sasl_ssl"),
+        ("WALPOST_KAFKA_PROPERTIES_SASL_MECHANISM", "PLAIN"),
+        ("WALPOST_KAFKA_PROPERTIES_SASL_USERNAME", "relay"),
+        ("WALPOST_KAFKA_PROPERTIES_SSL_CA_PEM", &authority),
+    ]);
+    outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+    wait_until_said(&walpost, "the old password", "uthentication");
+    fs::write(&file, format!("{PASSWORD}\n")).expect("a file of our own");
+    outbox.wait_until_confirmed();
+    assert_eq!(outbox.kafka.record_count(&topic), 1);
+    walpost.wait_until_ready(PATIENCE);
+    assert!(!walpost.log().contains("hush"), "the password is told");
 }
 
 #[test]

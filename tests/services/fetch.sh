@@ -2,6 +2,7 @@
 # Fetches the servers the tests run against, and the drivers of the clients in tests/clients, and prints where they are, one
 # "<name> <folder>" a line:
 #   postgres-14 … postgres-18 (folder with bin/, lib/, share/) and kafka (folder with the jars);
+#   prometheus (folder with prometheus and promtool: those of the machine, else of Debian's package);
 #   psycopg (a PYTHONPATH), jdbc (folder with the jar), pgx (modules/ and build/: GOMODCACHE and GOCACHE) and node-pg
 #   (node_modules/).
 # Fetches only what is missing; a second run prints at once. Two runs at a time wait for each other.
@@ -10,11 +11,13 @@
 #   fetch.sh servers     all servers and no driver
 #   fetch.sh drivers     all drivers and no server
 #   fetch.sh kafka       only what is named
+#   fetch.sh helm        helm, which nothing else fetches
 #
 # WALPOST_TEST_CACHE says where they are kept. A server never runs as root, so what root fetches must not be in its home.
 set -eu
 umask 022
 
+helm_version=3.16.4
 postgres_versions='14.23.0 15.18.0 16.14.0 17.10.0 18.4.0'
 here=$(cd "$(dirname "$0")" && pwd)
 clients=$here/../clients
@@ -85,6 +88,15 @@ fetch_kafka() {
     rm -rf "$2/target"
 }
 
+# Unpacked and not installed: the package would start a server.
+fetch_prometheus() {
+    need apt-get 'of Debian and Ubuntu; elsewhere install Prometheus with promtool'
+    need dpkg-deb dpkg
+    (cd "$2" && quietly apt-get download prometheus && dpkg-deb -x prometheus_*.deb unpacked)
+    mv "$2"/unpacked/usr/bin/prom* "$2"
+    rm -r "$2"/unpacked "$2"/*.deb
+}
+
 fetch_jdbc() {
     maven copy@jdbc "$2" "-Djdbc.version=$1"
     rm -rf "$2/target"
@@ -119,6 +131,12 @@ fetch_pg() {
     quietly npm ci --prefix "$2" --ignore-scripts --no-audit --no-fund --no-update-notifier
 }
 
+# For tests/deploy alone, since it takes minutes to compile.
+fetch_helm() {
+    need go golang-go
+    GOBIN=$2 GOFLAGS=-modcacherw quietly go install "helm.sh/helm/v3/cmd/helm@v$1"
+}
+
 # provide NAME KIND VERSION: a folder appears under its final name only when it is complete.
 provide() {
     local name=$1 kind=$2 version=$3 folder=$cache/$2-$3-$arch part
@@ -150,6 +168,13 @@ only=${1:-}
 for version in $postgres_versions; do
     if wanted "postgres-${version%%.*}" servers; then provide "postgres-${version%%.*}" postgres "$version"; fi
 done
+if wanted prometheus servers; then
+    if command -v prometheus >/dev/null && command -v promtool >/dev/null; then
+        echo "prometheus $(dirname "$(command -v promtool)")"
+    else
+        provide prometheus prometheus debian
+    fi
+fi
 if wanted kafka servers; then provide kafka kafka "$kafka_version"; fi
 if wanted jdbc drivers; then provide jdbc jdbc "$jdbc_version"; fi
 if wanted psycopg drivers; then
@@ -158,3 +183,4 @@ if wanted psycopg drivers; then
 fi
 if wanted pgx drivers; then provide pgx pgx "$pgx_version"; fi
 if wanted node-pg drivers; then provide node-pg pg "$pg_version"; fi
+if [ "$only" = helm ]; then provide helm helm "$helm_version"; fi

@@ -126,6 +126,15 @@ impl Node {
         *self.process.lock().expect("no panic while the lock is held") = Some(process);
     }
 
+    /// From now on it can write no file beyond so many bytes: what a full disk looks like to it. A broker that is started anew can.
+    pub fn limit_files(&self, bytes: u64) {
+        self.with_process(|process| {
+            let mut command = Command::new("prlimit");
+            command.args([format!("--pid={}", process.pid()), format!("--fsize={bytes}")]);
+            assert!(command.status().expect("util-linux is there").success());
+        });
+    }
+
     /// What it logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("kafka.log")).unwrap_or_default()
@@ -234,6 +243,11 @@ impl Kafka {
     /// Ends all brokers as a crash does.
     pub fn kill(&self) {
         self.nodes.iter().for_each(Node::kill);
+    }
+
+    /// How many brokers have ended by themselves.
+    pub fn ended(&self) -> usize {
+        self.nodes.iter().filter(|node| node.has_ended()).count()
     }
 
     /// Starts all brokers again on their ports and waits until they serve.

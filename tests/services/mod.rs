@@ -7,6 +7,7 @@
 //! All functions block and may be called from async tests as well.
 
 pub mod account;
+pub mod browser;
 pub mod certificates;
 pub mod database;
 pub mod http;

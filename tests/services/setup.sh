@@ -1,6 +1,7 @@
 #!/bin/bash
-# Installs what the machine lacks, and only that: setup.sh demo | servers | test
-#   demo: to build and run walpost; servers: to run Kafka and other Postgres majors as well; test: to run everything.
+# Installs what the machine lacks, and only that: setup.sh demo | servers | page | test
+#   demo: to build and run walpost; servers: to run Kafka and other Postgres majors as well; page: and a browser; test: to
+#   run everything but the browser.
 #
 # On Debian and Ubuntu by apt, without a question; elsewhere it names what is missing and fails. Never starts or touches a
 # Postgres cluster of the machine's own.
@@ -62,7 +63,12 @@ find_lacks() {
         has mvn || lack maven Maven
         has xz || lack xz-utils xz
     fi
-    if [ "$purpose" = test ]; then find_lacks_of_clients; fi
+    if [ "$purpose" = page ]; then has chromium || lack chromium Chromium; fi
+    if [ "$purpose" = test ]; then
+        find_lacks_of_clients
+        has dpkg || lack dpkg dpkg
+        [ "$(id -u)" = 0 ] || has fakeroot || lack fakeroot fakeroot
+    fi
     has cargo || has rustup || lack rustup "Rust $toolchain (https://rustup.rs)"
 }
 

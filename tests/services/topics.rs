@@ -125,12 +125,14 @@ impl Kafka {
 
     /// All records of some topics, each partition in its order. Exact when nobody writes meanwhile.
     pub fn read_all(&self, topics: &[&str]) -> Vec<Received> {
-        let mut reader = Reader::new(self, topics);
-        wait_until(PATIENCE, "the end of all partitions", || {
-            reader.poll();
-            reader.is_at_end()
-        });
-        reader.records
+        Reader::new(self.consumer(), topics).read_all()
+    }
+
+    /// The same for a reader that does not ask whether a transaction was committed.
+    pub fn read_all_uncommitted(&self, topics: &[&str]) -> Vec<Received> {
+        let mut config = self.consumer_config();
+        config.set("isolation.level", "read_uncommitted");
+        Reader::new(config.create().expect("a client needs no broker to be created"), topics).read_all()
     }
 
     /// Reads topics from their beginning until `is_enough` says so; panics when it does not within `limit`.
@@ -140,7 +142,7 @@ impl Kafka {
         limit: Duration,
         mut is_enough: impl FnMut(&[Received]) -> bool,
     ) -> Vec<Received> {
-        let mut reader = Reader::new(self, topics);
+        let mut reader = Reader::new(self.consumer(), topics);
         wait_until(limit, &format!("enough records in {topics:?}"), || {
             reader.poll();
             is_enough(&reader.records)
@@ -160,9 +162,13 @@ impl Kafka {
     }
 
     fn consumer(&self) -> BaseConsumer {
+        self.consumer_config().create().expect("a client needs no broker to be created")
+    }
+
+    fn consumer_config(&self) -> ClientConfig {
         let mut config = self.client_config();
         config.set("group.id", "nobody").set("enable.auto.commit", "false").set("enable.partition.eof", "true");
-        config.create().expect("a client needs no broker to be created")
+        config
     }
 }
 
@@ -176,8 +182,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(kafka: &Kafka, topics: &[&str]) -> Self {
-        let consumer = kafka.consumer();
+    fn new(consumer: BaseConsumer, topics: &[&str]) -> Self {
         let mut assignment = TopicPartitionList::new();
         let mut unfinished = HashMap::new();
         for topic in topics {
@@ -190,6 +195,14 @@ impl Reader {
         }
         consumer.assign(&assignment).expect("a legal assignment");
         Self { consumer, unfinished, records: Vec::new() }
+    }
+
+    fn read_all(mut self) -> Vec<Received> {
+        wait_until(PATIENCE, "the end of all partitions", || {
+            self.poll();
+            self.is_at_end()
+        });
+        self.records
     }
 
     fn is_at_end(&self) -> bool {
