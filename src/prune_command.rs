@@ -66,11 +66,12 @@ pub async fn run(
         let plan = Plan::make(&client, outbox, &retention, &record).await?;
         let census = settled(&client, config, &plan, &mut say).await?;
         let table = &plan.table;
-        let ended = partitions(&client, (outbox, &plan), (&retention, &record), (dry_run, &mut say)).await?;
+        let kept = partitions(&client, (outbox, &plan), (&retention, &record), (dry_run, &mut say)).await?;
         if dry_run {
-            say(format!("{table}: {} rows would be deleted", census.deletable.saturating_sub(ended)));
+            let rest = plan.census(&client, &kept.spared).await?.deletable.saturating_sub(kept.rows);
+            say(format!("{table}: {rest} rows would be deleted"));
         } else {
-            let deleted = walk(&client, &plan, &retention).await?;
+            let deleted = walk(&client, &plan, (&retention, kept.spared)).await?;
             say(format!("{table}: deleted {deleted} rows"));
         }
         explain(table, census, &mut say);
@@ -88,7 +89,7 @@ async fn settled(
     let deadline = Instant::now() + PATIENCE;
     let name = &config.postgres.slot;
     loop {
-        let census = plan.census(client).await?;
+        let census = plan.census(client, &[]).await?;
         if census.pending == 0 {
             return Ok(census);
         }
@@ -110,38 +111,67 @@ async fn settled(
     }
 }
 
-/// Partitions, where they are kept; says how many rows go with those that are dropped.
+/// What became of a table's partitions.
+#[derive(Debug, Default)]
+struct Kept {
+    /// So many rows go with partitions that are dropped.
+    rows: u64,
+    /// Partitions that will be dropped whole, later.
+    spared: Vec<u32>,
+}
+
+/// Partitions, where they are kept. What is refused about one is said, and the rest goes on.
 async fn partitions(
     client: &Client,
     (outbox, plan): (&OutboxConfig, &Plan),
     (retention, record): (&RetentionConfig, &Record),
     (dry_run, say): (bool, &mut impl FnMut(String)),
-) -> Result<u64, PruneError> {
-    let partitions = Partitions::make(client, (outbox, plan), retention, record).await?;
-    let Some(partitions) = partitions else { return Ok(0) };
+) -> Result<Kept, PruneError> {
+    let mut kept = Kept::default();
     let table = &plan.table;
-    if !dry_run {
-        for name in partitions.create(client, plan).await? {
-            say(format!("{table}: created partition {name}"));
+    let partitions = match Partitions::make(client, (outbox, plan), retention, record).await {
+        Err(error @ PassError::Unfit { .. }) => {
+            say(error.to_string());
+            return Ok(kept);
         }
+        partitions => partitions?,
+    };
+    let Some(partitions) = partitions else { return Ok(kept) };
+    if !dry_run {
+        let created = partitions.create(client, plan).await?;
+        created.names.iter().for_each(|name| say(format!("{table}: created partition {name}")));
+        created.refused.iter().for_each(|error| say(error.to_string()));
     }
-    let (mut gone, what) = (0, if dry_run { "would drop" } else { "dropped" });
-    for ended in partitions.ended(client, plan, retention.keep).await? {
-        let name = &ended.name;
-        match partitions.drop(client, (plan, &ended), dry_run).await? {
-            Fate::Dropped(rows) => {
-                gone += rows;
+    let what = if dry_run { "would drop" } else { "dropped" };
+    for whole in partitions.whole(client, plan, retention.keep).await? {
+        if !whole.has_ended {
+            kept.spared.push(whole.relation);
+            continue;
+        }
+        let name = &whole.name;
+        match partitions.drop(client, (plan, &whole), dry_run).await {
+            Ok(Fate::Dropped(rows)) => {
+                kept.rows += rows;
                 say(format!("{table}: {what} partition {name} with {rows} delivered rows"));
             }
-            Fate::Stays => say(format!("{table}: partition {name} stays: not all of its rows may go")),
-            Fate::Busy => say(format!("{table}: partition {name} is in use; try again later")),
+            Ok(Fate::Stays) => say(format!("{table}: partition {name} stays: not all of its rows may go")),
+            Ok(Fate::Busy) => {
+                kept.spared.push(whole.relation);
+                say(format!("{table}: partition {name} is in use; try again later"));
+            }
+            Err(error @ PassError::Unfit { .. }) => say(error.to_string()),
+            Err(error) => return Err(error.into()),
         }
     }
-    Ok(gone)
+    Ok(kept)
 }
 
-async fn walk(client: &Client, plan: &Plan, retention: &RetentionConfig) -> Result<u64, PruneError> {
-    let mut walk = Walk::new(plan, retention.batch);
+async fn walk(
+    client: &Client,
+    plan: &Plan,
+    (retention, spared): (&RetentionConfig, Vec<u32>),
+) -> Result<u64, PruneError> {
+    let mut walk = Walk::new(plan, retention.batch, spared);
     let (mut deleted, mut refused) = (0, None);
     loop {
         let began = Instant::now();

@@ -4,7 +4,7 @@ use tokio_postgres::Client;
 
 use super::{Findings, table::Table};
 use crate::{
-    config::Config,
+    config::{Config, OutboxConfig, RetentionConfig},
     retention::{
         partitions::Partitions,
         pass::{PassError, Plan},
@@ -16,7 +16,7 @@ use crate::{
 const ROWS_STAY: &str = "events arrive, but delivered rows stay in the table, which grows without bound";
 
 const PARTITIONS_STAY: &str =
-    "no partition is dropped or created: inserts fail on the first day that has none, and ended ones stay, emptied";
+    "inserts fail as soon as there is no partition for them; ended ones stay, emptied row by row";
 
 pub(super) async fn check(
     client: &Client,
@@ -38,7 +38,7 @@ pub(super) async fn check(
         let table = outbox.table.to_string();
         match Plan::make(client, outbox, retention, &record).await {
             Ok(plan) => {
-                match Partitions::make(client, (outbox, &plan), retention, &record).await {
+                match partitions(client, (outbox, &plan), (retention, &record)).await {
                     Err(PassError::Unfit { code, what, fix }) => findings.warn(code, what, PARTITIONS_STAY, fix),
                     Err(PassError::Sql { source, .. }) => return Err(source),
                     _ => {}
@@ -73,4 +73,16 @@ pub(super) async fn check(
         }
     }
     Ok(())
+}
+
+/// Whether partitions can be kept, and are regular.
+async fn partitions(
+    client: &Client,
+    (outbox, plan): (&OutboxConfig, &Plan),
+    (retention, record): (&RetentionConfig, &Record),
+) -> Result<(), PassError> {
+    match Partitions::make(client, (outbox, plan), retention, record).await? {
+        Some(partitions) => partitions.missing(client, plan).await.map(drop),
+        None => Ok(()),
+    }
 }

@@ -1,51 +1,58 @@
-//! Partitions of an outbox that is partitioned by range of its timestamp: delivered ones are dropped whole, those of the
-//! days to come are created in time.
+//! Partitions of an outbox that is partitioned by range of its timestamp or its id: delivered ones are dropped whole, those
+//! to come are created in time.
 //!
 //! A partition is dropped in one transaction that first keeps writers out of it (SHARE), then looks at every row, and only
 //! then detaches and drops it. Its age picks it and proves nothing: each row must be as a pass would delete it. Not
 //! `DETACH … CONCURRENTLY`: while that is pending, the server publishes nothing of what a transaction with an older snapshot
 //! still writes into the partition (see `docs/decisions/0012-partitions.md`).
+//!
+//! What the server refuses about one partition is told, and keeps nothing else from being done.
 
 use std::time::Duration;
 
 use tokio_postgres::{Client, Row, error::SqlState};
 
 use super::{
-    pass::{PassError, Plan, TimeKind},
+    bounds::{Bounds, Key, Width},
+    pass::{PassError, Plan},
     record::Record,
 };
 use crate::{
     config::{OutboxConfig, RetentionConfig},
+    error::chain,
     sql::{quote_identifier, quote_literal},
 };
 
 /// A partition is dropped this long after its end at the earliest: transactions that began before midnight may still write
 /// into yesterday's.
 const GRACE: Duration = Duration::from_hours(24);
-/// What a partition's name has beside the table's, `_20260501`, leaves so many of the 63 bytes.
-const NAME_BYTES: usize = 54;
+/// What a partition's name has beside the table's, 20 bytes at most, leaves so many of the 63.
+const NAME_BYTES: usize = 43;
+/// Names all of this for machines.
+const CODE: &str = "retention_partitions";
 
 /// The partitions of an outbox, and what is to become of them.
 #[derive(Debug)]
 pub struct Partitions {
-    root: String,
+    bounds: Bounds,
     schema: String,
     table: String,
     owner: String,
-    relation: u32,
-    kind: TimeKind,
     record: Record,
     drop: bool,
-    /// So many days from tomorrow on are to have a partition; `None`: none is created.
+    /// So many behind the present one are to be there; `None`: none is created.
     ahead: Option<u32>,
 }
 
-/// A partition whose end has come.
+/// A partition that can be dropped whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
+pub struct Whole {
     /// Its name as SQL.
     pub name: String,
-    relation: u32,
+    /// Its oid.
+    pub relation: u32,
+    /// Nothing is expected in it any more.
+    pub has_ended: bool,
 }
 
 /// What became of a partition that has ended.
@@ -59,11 +66,23 @@ pub enum Fate {
     Busy,
 }
 
+/// The partitions that were created, and why others were not.
+#[derive(Debug, Default)]
+pub struct Created {
+    /// Their names as SQL.
+    pub names: Vec<String>,
+    /// With advice.
+    pub refused: Vec<PassError>,
+}
+
 const INSPECT: &str = "
     SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE'), pg_get_userbyid(c.relowner)::text,
-           c.oid, c.relkind = 'p' AND EXISTS (
-               SELECT FROM pg_partitioned_table p JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = p.partattrs[0]
-               WHERE p.partrelid = c.oid AND p.partstrat = 'r' AND p.partnatts = 1 AND a.attname = $3)
+           c.oid,
+           c.relkind = 'p',
+           (SELECT CASE WHEN a.attname = $3 THEN 'time' WHEN a.attname = $4 AND t.typname IN ('int2', 'int4', 'int8') THEN 'id' END
+            FROM pg_partitioned_table p JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = p.partattrs[0]
+            JOIN pg_type t ON t.oid = a.atttypid
+            WHERE p.partrelid = c.oid AND p.partstrat = 'r' AND p.partnatts = 1)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relname = $2";
 
@@ -76,97 +95,76 @@ impl Partitions {
         record: &Record,
     ) -> Result<Option<Self>, PassError> {
         let table = &outbox.table;
-        if !plan.is_partitioned() || (!retention.drop_partitions && retention.partitions_ahead.is_none()) {
+        if !retention.drop_partitions && retention.partitions_ahead.is_none() {
             return Ok(None);
         }
-        let column = &outbox.columns.timestamp.name;
-        let row = client.query_one(INSPECT, &[&table.schema, &table.table, column]).await;
+        let (time, id) = (&outbox.columns.timestamp.name, &outbox.columns.id);
+        let row = client.query_one(INSPECT, &[&table.schema, &table.table, time, id]).await;
         let row = row.map_err(|source| plan.failed(source))?;
         if !row.get::<_, bool>(3) {
-            return Err(PassError::Unfit {
-                code: "retention_partitions",
-                what: format!(
-                    "table {table} is not partitioned by range of its timestamp column {} alone, so the age of a partition \
-                     cannot be known",
-                    quote_identifier(column)
-                ),
-                fix: "leave out retention.drop_partitions and retention.partitions_ahead, or partition it so"
-                    .to_owned(),
-            });
+            return Ok(None); // beside a partitioned one in one configuration
         }
+        let key = match row.get::<_, Option<&str>>(4) {
+            Some("time") => Key::Time(plan.kind()),
+            Some(_) => Key::Id,
+            None => return Err(not_by_range(outbox)),
+        };
         let owner: String = row.get(1);
         if !row.get::<_, bool>(0) {
-            return Err(PassError::Unfit {
-                code: "retention_partitions",
-                what: format!("the role may neither drop nor create partitions of {table}"),
-                fix: format!(
-                    "GRANT {} TO walpost's role, and GRANT CREATE on the schema: only the owner may; or leave out \
-                     retention.drop_partitions and retention.partitions_ahead",
-                    quote_identifier(&owner)
-                ),
-            });
+            return Err(no_right(&table.to_string(), &table.schema, &owner));
         }
         Ok(Some(Self {
-            root: table.to_string(),
+            bounds: Bounds {
+                relation: row.get(2),
+                root: table.to_string(),
+                key,
+                id_name: id.clone(),
+                id: quote_identifier(id),
+                time: quote_identifier(time),
+                time_kind: plan.kind(),
+            },
             schema: table.schema.clone(),
             table: table.table.clone(),
             owner,
-            relation: row.get(2),
-            kind: plan.kind(),
             record: record.clone(),
             drop: retention.drop_partitions,
             ahead: retention.partitions_ahead,
         }))
     }
 
-    /// The partitions that ended long enough ago, the oldest first.
-    pub async fn ended(&self, client: &Client, plan: &Plan, keep: Duration) -> Result<Vec<Ended>, PassError> {
+    /// The partitions that are dropped whole, the oldest first, once that is wanted: none where it is not.
+    pub async fn whole(&self, client: &Client, plan: &Plan, keep: Duration) -> Result<Vec<Whole>, PassError> {
         if !self.drop {
             return Ok(Vec::new());
         }
-        let sql = format!(
-            "SELECT format('%I.%I', n.nspname, c.relname), c.oid FROM ({bounds}) b
-             JOIN pg_class c ON c.oid = b.leaf AND c.relkind = 'r' JOIN pg_namespace n ON n.oid = c.relnamespace
-             WHERE b.upper < now() - make_interval(secs => {keep}) ORDER BY b.upper",
-            bounds = self.bounds(),
-            keep = keep.max(GRACE).as_secs_f64(),
-        );
-        let rows = client.query(&sql, &[]).await.map_err(|source| plan.failed(source))?;
-        Ok(rows.iter().map(|row| Ended { name: row.get(0), relation: row.get(1) }).collect())
+        let rows = client.query(&self.bounds.whole(keep.max(GRACE)), &[]).await;
+        let whole = |row: &Row| Whole { name: row.get(0), relation: row.get(1), has_ended: row.get(2) };
+        Ok(rows.map_err(|source| plan.failed(source))?.iter().map(whole).collect())
     }
 
     /// Drops a partition if every row in it has been delivered and may go; `only_look`: says whether it would.
     pub async fn drop(
         &self,
         client: &Client,
-        (plan, ended): (&Plan, &Ended),
+        (plan, ended): (&Plan, &Whole),
         only_look: bool,
     ) -> Result<Fate, PassError> {
         if only_look {
             return self.look(client, plan, ended).await;
         }
         match self.drop_or_fail(client, plan, ended).await {
-            Ok(fate @ Fate::Dropped(_)) => {
-                client.batch_execute("COMMIT").await.map_err(|source| plan.failed(source))?;
-                Ok(fate)
-            }
-            Ok(fate) => self.leave(client, plan, fate).await,
-            Err(PassError::Sql { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                self.leave(client, plan, Fate::Busy).await
-            }
-            Err(error) => {
+            Ok(Fate::Dropped(rows)) => match client.batch_execute("COMMIT").await {
+                Ok(()) => Ok(Fate::Dropped(rows)),
+                Err(source) => Err(plan.failed(source)),
+            },
+            outcome => {
                 client.batch_execute("ROLLBACK").await.map_err(|source| plan.failed(source))?;
-                Err(error)
+                outcome.or_else(|error| self.judge_drop(error, ended))
             }
         }
     }
 
-    async fn leave(&self, client: &Client, plan: &Plan, fate: Fate) -> Result<Fate, PassError> {
-        client.batch_execute("ROLLBACK").await.map_err(|source| plan.failed(source))?;
-        Ok(fate)
-    }
-
-    async fn drop_or_fail(&self, client: &Client, plan: &Plan, ended: &Ended) -> Result<Fate, PassError> {
+    async fn drop_or_fail(&self, client: &Client, plan: &Plan, ended: &Whole) -> Result<Fate, PassError> {
         let failed = |source| plan.failed(source);
         // a row that someone has written and not committed holds a lock that this waits for
         client.batch_execute("BEGIN; SET LOCAL statement_timeout = '10min'").await.map_err(failed)?;
@@ -176,16 +174,45 @@ impl Partitions {
         client.batch_execute(&format!("LOCK TABLE ONLY {} IN SHARE MODE", ended.name)).await.map_err(failed)?;
         let fate = self.look(client, plan, ended).await?;
         if let Fate::Dropped(_) = fate {
-            let forget = format!("DELETE FROM {} WHERE slot = $1 AND relation = $2", self.record.delivered());
-            client.execute(&forget, &[&self.record.slot(), &ended.relation]).await.map_err(failed)?;
-            let detach =
-                format!("ALTER TABLE {} DETACH PARTITION {name}; DROP TABLE {name}", self.root, name = ended.name);
+            let detach = format!(
+                "ALTER TABLE {} DETACH PARTITION {name}; DROP TABLE {name}",
+                self.bounds.root,
+                name = ended.name
+            );
             client.batch_execute(&detach).await.map_err(failed)?;
+            // its oid may come to name another table
+            let forget = format!(
+                "DELETE FROM {} d WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.relation)",
+                self.record.delivered()
+            );
+            client.batch_execute(&forget).await.map_err(failed)?;
         }
         Ok(fate)
     }
 
-    async fn look(&self, client: &Client, plan: &Plan, ended: &Ended) -> Result<Fate, PassError> {
+    /// A refusal is about this partition alone; a lost link about everything.
+    fn judge_drop(&self, error: PassError, ended: &Whole) -> Result<Fate, PassError> {
+        let PassError::Sql { table, source } = error else { return Err(error) };
+        let Some(code) = source.code() else { return Err(PassError::Sql { table, source }) };
+        let (name, owner) = (&ended.name, quote_identifier(&self.owner));
+        let fix = match *code {
+            // another cleaner, or its owner, was faster
+            SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED | SqlState::UNDEFINED_TABLE => {
+                return Ok(Fate::Busy);
+            }
+            SqlState::INSUFFICIENT_PRIVILEGE => format!("ALTER TABLE {name} OWNER TO {owner}"),
+            SqlState::DEPENDENT_OBJECTS_STILL_EXIST => {
+                "drop the view or foreign key that depends on it, or make it depend on the root".to_owned()
+            }
+            SqlState::QUERY_CANCELED => "its rows took over ten minutes to look at; drop it by hand once \
+                 `walpost prune --dry-run` names it"
+                .to_owned(),
+            _ => "mend what the server says; its rows are deleted one by one meanwhile".to_owned(),
+        };
+        Err(refused(format!("partition {name} of {table} cannot be dropped: {}", chain(&source)), fix))
+    }
+
+    async fn look(&self, client: &Client, plan: &Plan, ended: &Whole) -> Result<Fate, PassError> {
         let failed = |source| plan.failed(source);
         let stays = client.query_one(&plan.stays(&ended.name), &[&self.record.slot()]).await.map_err(failed)?;
         if stays.get(0) {
@@ -202,38 +229,68 @@ impl Partitions {
         Ok(row.map_err(|source| plan.failed(source))?.get(0))
     }
 
-    /// Creates the partitions of the days to come, today's with them, where nothing covers them; returns their names.
-    pub async fn create(&self, client: &Client, plan: &Plan) -> Result<Vec<String>, PassError> {
-        let Some(ahead) = self.ahead else { return Ok(Vec::new()) };
-        let failed = |source| plan.failed(source);
-        let missing = client.query(&self.missing(ahead), &[]).await.map_err(failed)?;
-        let mut created = Vec::new();
-        for day in &missing {
-            client.batch_execute("BEGIN").await.map_err(failed)?;
+    /// Creates the partition of now and those to come, where nothing covers them.
+    pub async fn create(&self, client: &Client, plan: &Plan) -> Result<Created, PassError> {
+        let mut created = Created::default();
+        let missing = match self.missing(client, plan).await {
+            Err(unfit @ PassError::Unfit { .. }) => {
+                created.refused.push(unfit);
+                return Ok(created);
+            }
+            missing => missing?,
+        };
+        for cell in &missing {
+            client.batch_execute("BEGIN").await.map_err(|source| plan.failed(source))?;
             let attached = match self.takes_turn(client, plan).await {
-                Ok(true) => self.attach(client, plan, day).await.map(Some),
+                Ok(true) => self.attach(client, plan, cell).await.map(Some),
                 Ok(false) => Ok(None),
                 Err(error) => Err(error),
             };
             let end = if matches!(attached, Ok(Some(_))) { "COMMIT" } else { "ROLLBACK" };
-            client.batch_execute(end).await.map_err(failed)?;
-            created.extend(attached?);
+            client.batch_execute(end).await.map_err(|source| plan.failed(source))?;
+            match attached.or_else(|error| judge_create(error, cell)) {
+                Ok(name) => created.names.extend(name),
+                Err(unfit @ PassError::Unfit { .. }) => created.refused.push(unfit),
+                Err(error) => return Err(error),
+            }
         }
         Ok(created)
     }
 
+    /// The partitions that are to be created. Fails where the widths of those that are there differ.
+    pub async fn missing(&self, client: &Client, plan: &Plan) -> Result<Vec<Row>, PassError> {
+        let Some(ahead) = self.ahead else { return Ok(Vec::new()) };
+        let failed = |source| plan.failed(source);
+        let row = client.query_one(&self.bounds.width(), &[]).await.map_err(failed)?;
+        let (anchor, step): (Option<String>, Option<String>) = (row.get(0), row.get(1));
+        let (Some(anchor), Some(step)) = (anchor, step) else {
+            let known: i64 = row.get(3);
+            let what =
+                if known == 0 { "has no partition with two bounds" } else { "has partitions of different widths" };
+            return Err(refused(
+                format!(
+                    "table {} {what}, so how wide the next ones are to be is not known and none is created",
+                    self.bounds.root
+                ),
+                "create the next three by hand, all of one width; or leave out retention.partitions_ahead".to_owned(),
+            ));
+        };
+        let width = Width { anchor, step, months: row.get(2) };
+        client.query(&self.bounds.missing(&width, ahead), &[]).await.map_err(failed)
+    }
+
     /// Made first and attached then: `CREATE TABLE … PARTITION OF` would keep all writers out.
-    async fn attach(&self, client: &Client, plan: &Plan, day: &Row) -> Result<String, PassError> {
-        let (date, from, to): (&str, &str, &str) = (day.get(0), day.get(1), day.get(2));
+    async fn attach(&self, client: &Client, plan: &Plan, cell: &Row) -> Result<String, PassError> {
+        let (end, from, to): (&str, &str, &str) = (cell.get(0), cell.get(1), cell.get(2));
         let stem = &self.table[..self.table.floor_char_boundary(NAME_BYTES)];
-        let name = format!("{}.{}", quote_identifier(&self.schema), quote_identifier(&format!("{stem}_{date}")));
+        let name = format!("{}.{}", quote_identifier(&self.schema), quote_identifier(&format!("{stem}_{end}")));
         // LIKE without IDENTITY: the root's counts for what comes through it
         let sql = format!(
             "CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED \
                  INCLUDING STORAGE INCLUDING INDEXES);
              ALTER TABLE {name} OWNER TO {owner};
              ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to})",
-            root = self.root,
+            root = self.bounds.root,
             owner = quote_identifier(&self.owner),
             from = quote_literal(from),
             to = quote_literal(to),
@@ -241,48 +298,55 @@ impl Partitions {
         client.batch_execute(&sql).await.map_err(|source| plan.failed(source))?;
         Ok(name)
     }
+}
 
-    /// The days from today to so many ahead that no partition touches, with their bounds as the column has them.
-    fn missing(&self, ahead: u32) -> String {
-        let bound = |day: &str| match self.kind {
-            TimeKind::Timestamptz => format!("({day} AT TIME ZONE 'UTC')::text"),
-            TimeKind::Timestamp => format!("({day})::text"),
-            TimeKind::Date => format!("({day})::date::text"),
-            TimeKind::UnixMillis => format!("(extract(epoch FROM {day}) * 1000)::bigint::text"),
-        };
-        format!(
-            "SELECT to_char(day, 'YYYYMMDD'), {from}, {to}
-             FROM generate_series(date_trunc('day', now() AT TIME ZONE 'UTC'),
-                                  date_trunc('day', now() AT TIME ZONE 'UTC') + make_interval(days => {ahead}), '1 day') day
-             WHERE NOT EXISTS (
-                 SELECT FROM ({bounds}) b
-                 WHERE NOT b.is_default AND coalesce(b.lower, '-infinity') < (day + interval '1 day') AT TIME ZONE 'UTC'
-                   AND coalesce(b.upper, 'infinity') > day AT TIME ZONE 'UTC')
-             ORDER BY day",
-            from = bound("day"),
-            to = bound("(day + interval '1 day')"),
-            bounds = self.bounds(),
-        )
-    }
+/// A refusal is about this partition alone; a lost link about everything.
+fn judge_create(error: PassError, cell: &Row) -> Result<Option<String>, PassError> {
+    let PassError::Sql { table, source } = error else { return Err(error) };
+    let Some(code) = source.code() else { return Err(PassError::Sql { table, source }) };
+    let fix = match *code {
+        SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED => return Ok(None),
+        SqlState::CHECK_VIOLATION => {
+            "its DEFAULT partition holds rows of that range, which are delivered as all others; it is created once they are \
+             gone: retention deletes them when they are old enough (`walpost prune`); do not move them by INSERT, which \
+             publishes them again"
+        }
+        SqlState::DUPLICATE_TABLE => "another table has its name: rename that",
+        SqlState::INSUFFICIENT_PRIVILEGE => {
+            "walpost's role must be a member of the table's owner, and both may CREATE in the schema"
+        }
+        _ => "mend what the server says, or create it by hand",
+    };
+    let (from, to): (&str, &str) = (cell.get(1), cell.get(2));
+    let what = format!("the partition of {table} from {from} to {to} cannot be created: {}", chain(&source));
+    Err(refused(what, fix.to_owned()))
+}
 
-    /// The direct partitions with the instants between which their rows lie; NULL for no end.
-    fn bounds(&self) -> String {
-        let instant = |text: &str| match self.kind {
-            TimeKind::Timestamptz => format!("({text})::timestamptz"),
-            TimeKind::Timestamp => format!("({text})::timestamp AT TIME ZONE 'UTC'"),
-            TimeKind::Date => format!("({text})::date::timestamp AT TIME ZONE 'UTC'"),
-            TimeKind::UnixMillis => format!("to_timestamp(({text})::bigint / 1000.0)"),
-        };
+fn refused(what: String, fix: String) -> PassError {
+    PassError::Unfit { code: CODE, what, fix }
+}
+
+fn not_by_range(outbox: &OutboxConfig) -> PassError {
+    refused(
         format!(
-            "SELECT leaf, bound = 'DEFAULT' AS is_default, {lower} AS lower, {upper} AS upper FROM (
-                 SELECT leaf, bound, (regexp_match(bound, $re$FROM \\('?(-?[0-9][^')]*)$re$))[1] AS lower_text,
-                        (regexp_match(bound, $re$TO \\('?(-?[0-9][^')]*)$re$))[1] AS upper_text
-                 FROM (SELECT i.inhrelid AS leaf, pg_get_expr(p.relpartbound, p.oid) AS bound
-                       FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhrelid
-                       WHERE i.inhparent = {relation}) of_catalog OFFSET 0) texts",
-            lower = instant("lower_text"),
-            upper = instant("upper_text"),
-            relation = self.relation,
-        )
-    }
+            "table {} is partitioned neither by range of its timestamp column {} alone nor by range of its id {}, a whole \
+             number, so it is not known which partitions have ended and which come next",
+            outbox.table,
+            quote_identifier(&outbox.columns.timestamp.name),
+            quote_identifier(&outbox.columns.id)
+        ),
+        "leave out retention.drop_partitions and retention.partitions_ahead, or partition it so".to_owned(),
+    )
+}
+
+fn no_right(table: &str, schema: &str, owner: &str) -> PassError {
+    refused(
+        format!("the role may neither drop nor create partitions of {table}; its rows are deleted one by one"),
+        format!(
+            "only its owner may: GRANT {owner} TO walpost's role; GRANT CREATE ON SCHEMA {schema} TO {owner}; or leave out \
+             retention.drop_partitions and retention.partitions_ahead",
+            owner = quote_identifier(owner),
+            schema = quote_identifier(schema)
+        ),
+    )
 }

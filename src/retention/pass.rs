@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_postgres::{Client, Statement, error::SqlState};
+use tokio_postgres::{Client, Statement, error::SqlState, types::ToSql};
 
 use super::record::{Record, RecordError};
 use crate::{
@@ -70,7 +70,7 @@ impl TimeKind {
     }
 
     /// The newest time that is old enough, as the column has it. A date is over when its day is.
-    fn cutoff(self, keep: Duration) -> String {
+    pub(super) fn cutoff(self, keep: Duration) -> String {
         let then = format!("now() - make_interval(secs => {})", keep.as_secs_f64());
         match self {
             Self::Timestamptz => format!("({then})"),
@@ -124,7 +124,6 @@ pub struct Plan {
     count: String,
     /// Whether a partition holds a row that must stay; its name is to be filled in.
     stays: String,
-    partitioned: bool,
 }
 
 /// Stands for a partition's name.
@@ -208,20 +207,15 @@ impl Plan {
             delete: statements.delete(&quoted),
             count: statements.count(),
             stays: statements.stays(),
-            partitioned: statements.partitioned,
             table,
         })
     }
 
-    /// Counts what a pass would meet. Reads every row that is old enough.
-    pub async fn census(&self, client: &Client) -> Result<Census, PassError> {
-        let row = client.query_one(&self.count, &[&self.slot]).await.map_err(|source| self.failed(source))?;
+    /// Counts what a pass would meet, beside partitions that are left alone. Reads every row that is old enough.
+    pub async fn census(&self, client: &Client, spared: &[u32]) -> Result<Census, PassError> {
+        let row = client.query_one(&self.count, &[&self.slot, &spared]).await.map_err(|source| self.failed(source))?;
         let number = |index: usize| u64::try_from(row.get::<_, i64>(index)).unwrap_or_default();
         Ok(Census { deletable: number(0), dead_lettered: number(1), pending: number(2), unproven: number(3) })
-    }
-
-    pub(super) fn is_partitioned(&self) -> bool {
-        self.partitioned
     }
 
     pub(super) fn kind(&self) -> TimeKind {
@@ -297,14 +291,14 @@ impl Statements<'_> {
              doomed AS MATERIALIZED (
                  SELECT c.tableoid AS part, c.ctid AS place FROM {table} c
                  WHERE (SELECT mine FROM turn) AND {time} < {cutoff} AND {time} >= {from}
-                   AND {proven} AND NOT {dead}
+                   AND c.tableoid <> ALL ($6::oid[]) AND {proven} AND NOT {dead}
                  ORDER BY {time} LIMIT $4 OFFSET $5 {lock}
              ), gone AS (
                  DELETE FROM {table} o WHERE o.ctid = ANY (ARRAY(SELECT place FROM doomed)) {of_that_partition}
                  RETURNING o.{column} AS at
              )
              SELECT (SELECT mine FROM turn), count(*), max(at)::text, (SELECT count(*) FROM doomed) FROM gone",
-            cutoff = self.cutoff(),
+            cutoff = self.kind.cutoff(self.retention.keep),
             from = kind.parameter(3),
             proven = self.proven(),
             dead = self.dead(),
@@ -322,24 +316,13 @@ impl Statements<'_> {
         )
     }
 
-    /// The newest time that is old enough. Where whole partitions are dropped, rows go one by one only from those that have
-    /// ended and could not be dropped: else nothing would be left to drop.
-    fn cutoff(&self) -> String {
-        let cutoff = self.kind.cutoff(self.retention.keep);
-        if self.partitioned && self.retention.drop_partitions {
-            let day = Duration::from_hours(24);
-            return self.kind.cutoff(self.retention.keep.max(day) + day);
-        }
-        cutoff
-    }
-
     fn count(&self) -> String {
         format!(
             "WITH {CLOCK}, old AS (
                  SELECT {proven} AS proven, {dead} AS dead,
                         {XID} >= coalesce((SELECT max(d.since) FROM {delivered} d, clock
                             WHERE d.slot = $1 AND d.system = clock.system AND d.relation = c.tableoid), {XID} + 1) AS ours
-                 FROM {table} c WHERE {time} < {cutoff}
+                 FROM {table} c WHERE {time} < {cutoff} AND c.tableoid <> ALL ($2::oid[])
              )
              SELECT count(*) FILTER (WHERE proven AND NOT dead), count(*) FILTER (WHERE proven AND dead),
                     count(*) FILTER (WHERE NOT proven AND ours), count(*) FILTER (WHERE NOT proven AND NOT ours)
@@ -349,7 +332,7 @@ impl Statements<'_> {
             delivered = self.record.delivered(),
             table = self.table,
             time = self.time,
-            cutoff = self.cutoff(),
+            cutoff = self.kind.cutoff(self.retention.keep),
         )
     }
 }
@@ -369,6 +352,8 @@ pub struct Walk {
     most: u32,
     skip: i64,
     held_up: u32,
+    /// Partitions that will be dropped whole: nothing is deleted from them.
+    spared: Vec<u32>,
     statement: Option<Statement>,
 }
 
@@ -392,14 +377,15 @@ pub enum Batch {
 }
 
 impl Walk {
-    /// From the oldest row on, `batch` rows at a time.
-    pub fn new(plan: &Plan, batch: u32) -> Self {
+    /// From the oldest row on, `batch` rows at a time, except from partitions that will be dropped whole.
+    pub fn new(plan: &Plan, batch: u32, spared: Vec<u32>) -> Self {
         Self {
             from: plan.kind.beginning().to_owned(),
             batch: batch.min(FIRST_BATCH),
             most: batch,
             skip: 0,
             held_up: 0,
+            spared,
             statement: None,
         }
     }
@@ -413,7 +399,8 @@ impl Walk {
             None => client.prepare(&plan.delete).await.map_err(|source| plan.failed(source))?,
         };
         let began = Instant::now();
-        let row = client.query_one(&statement, &[&plan.slot, &lock, &self.from, &limit, &self.skip]).await;
+        let parameters: [&(dyn ToSql + Sync); 6] = [&plan.slot, &lock, &self.from, &limit, &self.skip, &self.spared];
+        let row = client.query_one(&statement, &parameters).await;
         let took = began.elapsed();
         self.statement = Some(statement);
         let row = match row {

@@ -37,6 +37,19 @@ const LAST_CONFIRM: Duration = Duration::from_secs(1);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
 
+const ROWS_STAY: &str = "delivered rows of a table are not deleted";
+const PARTITIONS_STAY: &str = "partitions of a table are not all kept as configured";
+
+/// What became of a table's partitions.
+#[derive(Debug, Default)]
+struct Kept {
+    /// So many rows went with partitions that were dropped.
+    rows: u64,
+    /// Partitions that will be dropped whole, later.
+    spared: Vec<u32>,
+    faults: Vec<PassError>,
+}
+
 /// Why a turn failed.
 #[derive(Debug, thiserror::Error)]
 enum UpkeepError {
@@ -70,8 +83,8 @@ pub struct Upkeep {
     backoff: Backoff,
     /// What was last complained about.
     told: String,
-    /// … and about tables.
-    unfit: Vec<String>,
+    /// … and about tables: what that means, and why.
+    faults: Vec<(&'static str, String)>,
 }
 
 impl Upkeep {
@@ -92,7 +105,7 @@ impl Upkeep {
             pass: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
             told: String::new(),
-            unfit: Vec::new(),
+            faults: Vec::new(),
         }
     }
 
@@ -247,50 +260,64 @@ impl Upkeep {
     }
 
     async fn begin_pass(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
-        let (mut walks, mut unfit, mut dropped) = (Vec::new(), Vec::new(), 0);
+        let (mut walks, mut faults, mut dropped) = (Vec::new(), Vec::new(), 0);
         for outbox in self.config.outboxes.iter().rev() {
             match Plan::make(client, outbox, retention, &self.record).await {
                 Ok(plan) => {
-                    match self.keep_partitions(client, (outbox, &plan), retention).await {
-                        Err(error @ PassError::Unfit { .. }) => unfit.push(error.to_string()),
-                        kept => dropped += kept?,
-                    }
-                    let walk = Walk::new(&plan, retention.batch);
+                    let kept = self.keep_partitions(client, (outbox, &plan), retention).await?;
+                    dropped += kept.rows;
+                    faults.extend(kept.faults.into_iter().map(|error| (PARTITIONS_STAY, error.to_string())));
+                    let walk = Walk::new(&plan, retention.batch, kept.spared);
                     walks.push((plan, walk));
                 }
-                Err(error @ PassError::Unfit { .. }) => unfit.push(error.to_string()),
+                Err(error @ PassError::Unfit { .. }) => faults.push((ROWS_STAY, error.to_string())),
                 Err(error) => return Err(error.into()),
             }
         }
-        for error in unfit.iter().filter(|error| !self.unfit.contains(error)) {
-            tracing::warn!(error, "delivered rows of a table are not deleted; looking again in each pass");
+        for (what, error) in faults.iter().filter(|fault| !self.faults.contains(fault)) {
+            tracing::warn!(error, "{what}; looking again in each pass");
         }
-        self.unfit = unfit;
+        self.faults = faults;
         self.pass = Some((walks, dropped));
         Ok(())
     }
 
-    /// Creates the partitions of the days to come and drops delivered ones; says how many rows went with them.
+    /// Creates the partitions to come and drops delivered ones.
     async fn keep_partitions(
         &self,
         client: &Client,
         (outbox, plan): (&OutboxConfig, &Plan),
         retention: &RetentionConfig,
-    ) -> Result<u64, PassError> {
-        let partitions = Partitions::make(client, (outbox, plan), retention, &self.record).await?;
-        let Some(partitions) = partitions else { return Ok(0) };
-        for name in partitions.create(client, plan).await? {
+    ) -> Result<Kept, PassError> {
+        let mut kept = Kept::default();
+        let partitions = match Partitions::make(client, (outbox, plan), retention, &self.record).await {
+            Err(error @ PassError::Unfit { .. }) => return Ok(Kept { faults: vec![error], ..kept }),
+            partitions => partitions?,
+        };
+        let Some(partitions) = partitions else { return Ok(kept) };
+        let created = partitions.create(client, plan).await?;
+        for name in created.names {
             tracing::info!(partition = name, "created a partition of the outbox");
         }
-        let mut dropped = 0;
-        for ended in partitions.ended(client, plan, retention.keep).await? {
-            if let Fate::Dropped(rows) = partitions.drop(client, (plan, &ended), false).await? {
-                tracing::info!(partition = ended.name, rows, "dropped a partition: all its rows were delivered");
-                self.metrics.pruned_rows.inc_by(rows);
-                dropped += rows;
+        kept.faults.extend(created.refused);
+        for whole in partitions.whole(client, plan, retention.keep).await? {
+            if !whole.has_ended {
+                kept.spared.push(whole.relation);
+                continue;
+            }
+            match partitions.drop(client, (plan, &whole), false).await {
+                Ok(Fate::Dropped(rows)) => {
+                    tracing::info!(partition = whole.name, rows, "dropped a partition: all its rows were delivered");
+                    self.metrics.pruned_rows.inc_by(rows);
+                    kept.rows += rows;
+                }
+                Ok(Fate::Busy) => kept.spared.push(whole.relation),
+                Ok(Fate::Stays) => {}
+                Err(error @ PassError::Unfit { .. }) => kept.faults.push(error),
+                Err(error) => return Err(error),
             }
         }
-        Ok(dropped)
+        Ok(kept)
     }
 
     /// One batch.

@@ -91,9 +91,11 @@ fn a_partition_stays_as_long_as_one_row_in_it_is_not_delivered() {
         [Version::NEWEST, Version::OLDEST].map(|version| Outbox::with(Postgres::shared(version), &kafka, TABLE));
     let sides = outboxes.each_ref().map(|outbox| {
         let topic = outbox.topic("t", 1);
+        let walpost = outbox.relay(&[]);
         let long = outbox.database.connect();
         let sql = format!("BEGIN; {}; SAVEPOINT s; {}", rows("l", "2020-05-02", 1), rows("l", "2020-05-02", 1));
         let long = complete(async move { long.batch_execute(&sql).await.map(|()| long) }).expect("it begins");
+        assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
         let walpost = outbox.relay(&[KEEP, OFTEN, DROP]);
         outbox.execute(&rows("first", "2020-05-01", 3));
         wait_until(PATIENCE, "what was delivered is dropped", || !partitions(outbox).contains("first"));
