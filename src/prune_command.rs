@@ -62,6 +62,7 @@ pub async fn run(
     if let Some(outbox) = config.outboxes.first() {
         record.inspect(&client, &outbox.table).await?;
     }
+    let mut unfit = None;
     for outbox in &config.outboxes {
         let plan = Plan::make(&client, outbox, &retention, &record).await?;
         let census = settled(&client, config, &plan, &mut say).await?;
@@ -71,12 +72,14 @@ pub async fn run(
             let rest = plan.census(&client, &kept.spared).await?.deletable.saturating_sub(kept.rows);
             say(format!("{table}: {rest} rows would be deleted"));
         } else {
-            let deleted = walk(&client, &plan, (&retention, kept.spared)).await?;
+            let deleted = walk(&client, &plan, (&retention, &kept.spared)).await?;
             say(format!("{table}: deleted {deleted} rows"));
         }
         explain(table, census, &mut say);
+        unfit = unfit.or(kept.unfit);
     }
-    Ok(())
+    // a fault of the table or the role, which must not be overlooked; what could be done is done
+    unfit.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Counts; while someone streams and has not yet entered what is old enough, waits for that.
@@ -118,6 +121,8 @@ struct Kept {
     rows: u64,
     /// Partitions that will be dropped whole, later.
     spared: Vec<u32>,
+    /// Why none is dropped or created.
+    unfit: Option<PassError>,
 }
 
 /// Partitions, where they are kept. What is refused about one is said, and the rest goes on.
@@ -130,10 +135,7 @@ async fn partitions(
     let mut kept = Kept::default();
     let table = &plan.table;
     let partitions = match Partitions::make(client, (outbox, plan), retention, record).await {
-        Err(error @ PassError::Unfit { .. }) => {
-            say(error.to_string());
-            return Ok(kept);
-        }
+        Err(error @ PassError::Unfit { .. }) => return Ok(Kept { unfit: Some(error), ..kept }),
         partitions => partitions?,
     };
     let Some(partitions) = partitions else { return Ok(kept) };
@@ -169,9 +171,9 @@ async fn partitions(
 async fn walk(
     client: &Client,
     plan: &Plan,
-    (retention, spared): (&RetentionConfig, Vec<u32>),
+    (retention, spared): (&RetentionConfig, &[u32]),
 ) -> Result<u64, PruneError> {
-    let mut walk = Walk::new(plan, retention.batch, spared);
+    let mut walk = Walk::new(plan, retention.batch, spared.to_vec());
     let (mut deleted, mut refused) = (0, None);
     loop {
         let began = Instant::now();

@@ -5,6 +5,7 @@
 mod services;
 
 mod access;
+mod ahead;
 mod applications;
 mod backfill;
 mod bounds;
