@@ -60,6 +60,11 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
         shared.health.well(Part::Publication);
     }
     let (tell_wish, wish) = watch::channel(Wish::Run);
+    {
+        // before anyone hears of this process, and may ask it to stop
+        let _inside = runtime.enter();
+        obey_signals(tell_wish.clone());
+    }
     let (monitor, observation, server) = Monitor::new(config, Arc::clone(&shared.metrics), Arc::clone(&shared.health));
     let stopping = wish.clone();
     let (tell_pause, pause) = watch::channel(false);
@@ -92,7 +97,7 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
         let admin = Admin {
             token: config.http.admin_token.clone(),
             pause: tell_pause,
-            wish: tell_wish.clone(),
+            wish: tell_wish,
             health: Arc::clone(&shared.health),
             progress: Arc::clone(&shared.progress),
         };
@@ -113,7 +118,6 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
             }
         }
     });
-    runtime.spawn(obey_signals(tell_wish));
     let (tell_end, end) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("pipeline".into())
@@ -138,7 +142,7 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
 async fn tell_findings(config: &Config) {
     let Ok(client) = sql::connect(&config.postgres.conninfo).await else { return };
     for finding in check::postgres(&client, config).await {
-        if finding.severity > Severity::Ok {
+        if finding.severity >= Severity::Warn {
             let (what, why, fix) = (finding.what, finding.why, finding.fix);
             tracing::warn!(code = finding.code, what, why = &*why, fix, "found at the start; see `walpost check`");
         }
@@ -157,21 +161,24 @@ fn on_this_thread(supervisor: Supervisor) -> Result<Ended, StartError> {
     Ok(runtime.block_on(supervisor.run()))
 }
 
-/// The first SIGTERM or SIGINT drains, the second aborts.
-pub(crate) async fn obey_signals(wish: watch::Sender<Wish>) {
+/// From now on the first SIGTERM or SIGINT drains, the second aborts. Wants to be called inside a runtime.
+pub(crate) fn obey_signals(wish: watch::Sender<Wish>) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         tracing::error!("cannot listen for signals: only SIGKILL will stop this process");
         return;
     };
-    for next in [Wish::Drain, Wish::Abort] {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+    tokio::spawn(async move {
+        for next in [Wish::Drain, Wish::Abort] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!(next = ?next, "told to stop");
+            wish.send_replace(next);
         }
-        tracing::info!(next = ?next, "told to stop");
-        wish.send_replace(next);
-    }
-    std::future::pending::<()>().await;
+        // a sender that is gone would look like a wish
+        wish.closed().await;
+    });
 }

@@ -64,7 +64,7 @@ pub async fn publish(config: &Config, fill: Box<Fill>) -> Result<Ended, StartErr
     let (_never, pause) = watch::channel(false);
     let signals = Signals { wish, server, pause, drain_timeout: config.shutdown.drain_timeout };
     let supervisor = Supervisor::new(config.clone(), shared, signals)?;
-    tokio::spawn(app::obey_signals(tell_wish));
+    app::obey_signals(tell_wish);
     Ok(Box::pin(supervisor.fill(fill)).await)
 }
 

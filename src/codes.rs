@@ -91,6 +91,7 @@ codes! {
     ProgressRecord = "WP-406",
     NoTransaction = "WP-407",
     NoBroker = "WP-408",
+    NotCommitted = "WP-409",
     // upkeep
     Retention = "WP-501",
     DeadLetters = "WP-502",
@@ -253,6 +254,7 @@ fn of_sink(error: &SinkError) -> Code {
         | SinkError::Convicted { .. } => Code::RecordRefused,
         SinkError::Progress(_) => Code::ProgressRecord,
         SinkError::NoTransaction { .. } => Code::NoTransaction,
+        SinkError::NotThere { .. } => Code::NotCommitted,
         SinkError::Producer { .. } => Code::Producer,
         SinkError::Settings(_) => Code::KafkaSettings,
     }

@@ -172,6 +172,7 @@ fn judge_sink(error: &SinkError) -> Verdict {
         SinkError::Suspect { .. }
         | SinkError::Cleared { .. }
         | SinkError::Convicted { .. }
+        | SinkError::NotThere { .. }
         | SinkError::Producer { .. } => Verdict::Retry,
         SinkError::Poison { .. } => Verdict::Halt(
             "let the topic take it (for a record that is too large: raise max.message.bytes), or route its event type elsewhere; \

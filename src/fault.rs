@@ -12,6 +12,8 @@ pub enum Bug {
     KeepalivePlusOne,
     /// A record that is delivered takes the watermark over those before it.
     UnorderedWatermark,
+    /// Every tenth Kafka transaction is aborted where it should be committed, and taken for committed.
+    CommitForNothing,
     /// With the first event in flight the loop stops turning, while its thread goes on.
     StandingLoop,
 }
@@ -55,6 +57,7 @@ pub fn point(name: &str) {
 pub fn bug(bug: Bug) -> bool {
     use std::sync::LazyLock;
     static PLAN: LazyLock<Option<Bug>> = LazyLock::new(|| match std::env::var("CRASH_BUG").ok()?.as_str() {
+        "commit_for_nothing" => Some(Bug::CommitForNothing),
         "confirm_on_receipt" => Some(Bug::ConfirmOnReceipt),
         "keepalive_plus_one" => Some(Bug::KeepalivePlusOne),
         "standing_loop" => Some(Bug::StandingLoop),
@@ -62,6 +65,15 @@ pub fn bug(bug: Bug) -> bool {
         _ => None,
     });
     *PLAN == Some(bug)
+}
+
+/// How far the wall clock is to be off, µs: what stands in the file that `CRASH_CLOCK` names.
+#[cfg(debug_assertions)]
+pub fn clock_offset_us() -> i64 {
+    use std::sync::LazyLock;
+    static FILE: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("CRASH_CLOCK").ok());
+    let text = FILE.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Nothing.
@@ -74,4 +86,11 @@ pub fn point(_name: &str) {}
 #[inline(always)]
 pub fn bug(_bug: Bug) -> bool {
     false
+}
+
+/// Zero.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub fn clock_offset_us() -> i64 {
+    0
 }

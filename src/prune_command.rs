@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 
 use crate::{
-    config::{Config, OutboxConfig, RetentionConfig},
+    config::{Config, RetentionConfig},
     retention::{
-        partitions::{Fate, Partitions},
+        keeping::{self, Kept},
         pass::{self, Batch, Census, PassError, Plan, Walk, pause},
         record::{self, Record, RecordError},
     },
@@ -67,9 +67,10 @@ pub async fn run(
         let plan = Plan::make(&client, outbox, &retention, &record).await?;
         let census = settled(&client, config, &plan, &mut say).await?;
         let table = &plan.table;
-        let kept = partitions(&client, (outbox, &plan), (&retention, &record), (dry_run, &mut say)).await?;
+        let kept = keeping::keep(&client, (outbox, &plan), (&retention, &record), dry_run).await?;
+        tell_of_partitions(table, &kept, dry_run, &mut say);
         if dry_run {
-            let rest = plan.census(&client, &kept.spared).await?.deletable.saturating_sub(kept.rows);
+            let rest = plan.census(&client, &kept.spared).await?.deletable.saturating_sub(kept.rows());
             say(format!("{table}: {rest} rows would be deleted"));
         } else {
             let deleted = walk(&client, &plan, (&retention, &kept.spared)).await?;
@@ -114,58 +115,15 @@ async fn settled(
     }
 }
 
-/// What became of a table's partitions.
-#[derive(Debug, Default)]
-struct Kept {
-    /// So many rows go with partitions that are dropped.
-    rows: u64,
-    /// Partitions that will be dropped whole, later.
-    spared: Vec<u32>,
-    /// Why none is dropped or created.
-    unfit: Option<PassError>,
-}
-
-/// Partitions, where they are kept. What is refused about one is said, and the rest goes on.
-async fn partitions(
-    client: &Client,
-    (outbox, plan): (&OutboxConfig, &Plan),
-    (retention, record): (&RetentionConfig, &Record),
-    (dry_run, say): (bool, &mut impl FnMut(String)),
-) -> Result<Kept, PruneError> {
-    let mut kept = Kept::default();
-    let table = &plan.table;
-    let partitions = match Partitions::make(client, (outbox, plan), retention, record).await {
-        Err(error @ PassError::Unfit { .. }) => return Ok(Kept { unfit: Some(error), ..kept }),
-        partitions => partitions?,
-    };
-    let Some(partitions) = partitions else { return Ok(kept) };
-    if !dry_run {
-        let created = partitions.create(client, plan).await?;
-        created.names.iter().for_each(|name| say(format!("{table}: created partition {name}")));
-        created.refused.iter().for_each(|error| say(error.to_string()));
-    }
+fn tell_of_partitions(table: &str, kept: &Kept, dry_run: bool, say: &mut impl FnMut(String)) {
     let what = if dry_run { "would drop" } else { "dropped" };
-    for whole in partitions.whole(client, plan, retention.keep).await? {
-        if !whole.has_ended {
-            kept.spared.push(whole.relation);
-            continue;
-        }
-        let name = &whole.name;
-        match partitions.drop(client, (plan, &whole), dry_run).await {
-            Ok(Fate::Dropped(rows)) => {
-                kept.rows += rows;
-                say(format!("{table}: {what} partition {name} with {rows} delivered rows"));
-            }
-            Ok(Fate::Stays) => say(format!("{table}: partition {name} stays: not all of its rows may go")),
-            Ok(Fate::Busy) => {
-                kept.spared.push(whole.relation);
-                say(format!("{table}: partition {name} is in use; try again later"));
-            }
-            Err(error @ PassError::Unfit { .. }) => say(error.to_string()),
-            Err(error) => return Err(error.into()),
-        }
+    kept.created.iter().for_each(|name| say(format!("{table}: created partition {name}")));
+    for (name, rows) in &kept.dropped {
+        say(format!("{table}: {what} partition {name} with {rows} delivered rows"));
     }
-    Ok(kept)
+    kept.staying.iter().for_each(|name| say(format!("{table}: partition {name} stays: not all of its rows may go")));
+    kept.busy.iter().for_each(|name| say(format!("{table}: partition {name} is in use; try again later")));
+    kept.refused.iter().for_each(|error| say(error.to_string()));
 }
 
 async fn walk(

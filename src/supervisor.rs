@@ -3,8 +3,10 @@
 //! A session is a producer, a connection and a stream. What one has learned that the next must know (a topic that refuses, a
 //! batch to take apart, what the brokers have beyond the slot) is kept here.
 
+mod clock_step;
 mod password;
 mod reasons;
+mod renewal;
 mod session_sink;
 
 use std::{sync::Arc, time::Duration};
@@ -15,7 +17,7 @@ use crate::{
     backfill::{Fill, Filled},
     backoff::Backoff,
     codes,
-    config::{Config, Delivery, Secret, SourceKind},
+    config::{Config, Delivery, SourceKind},
     error::{Verdict, chain, judge},
     fault,
     lsn::Lsn,
@@ -36,7 +38,8 @@ use crate::{
     },
 };
 use reasons::{part, reason, sink_reason, slot_is_taken};
-use session_sink::SessionSink;
+use renewal::Birth;
+use session_sink::{Memory, SessionSink};
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,15 +123,14 @@ pub struct Supervisor {
     sending: Sending,
     /// The last batch that was refused was refused for its size.
     was_too_large: bool,
-    /// What the brokers have beyond the slot.
-    delivered: Delivered,
     /// The producer, when nothing was sent by it yet.
     spare: Option<SessionSink>,
-    refused: Option<String>,
+    /// What at-least-once sessions have learned.
+    memory: Memory,
     /// The same for exactly-once delivery.
     learned: Learned,
-    /// What the present producer proves itself with, where that stands in a file.
-    password: Option<Secret>,
+    /// Of the present producer.
+    birth: Birth,
     /// The cluster that this process streams from.
     system: Option<String>,
     /// Rows to publish before the stream, or instead of one.
@@ -163,10 +165,9 @@ impl Supervisor {
             stages,
             sending: Sending { mode: Mode::Normal, batch_bytes: None, lets_go },
             was_too_large: false,
-            delivered: Delivered::default(),
-            password: None,
+            birth: Birth::default(),
             spare: None,
-            refused: None,
+            memory: Memory::default(),
             learned: Learned { accepted, ..Learned::default() },
             system: None,
             fill: None,
@@ -238,7 +239,7 @@ impl Supervisor {
         let mut sink = if let Some(sink) = self.spare.take() {
             sink
         } else {
-            self.password = self.config.kafka.password_in_file();
+            self.birth = Birth::now(&self.config.kafka);
             self.make_sink()?
         };
         let mut wish = self.signals.wish.clone();
@@ -280,20 +281,19 @@ impl Supervisor {
         tracing::info!(slot = self.config.postgres.slot, lsn = %confirmed, "streaming");
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
         let stages = (&mut self.stages, confirmed);
-        let changed = password::changes(self.password.as_ref(), &self.config.kafka, &self.shared.health);
+        let changing = (&self.config.kafka, &*self.shared.health);
         let outcome = match sink {
             SessionSink::AtLeastOnce(sink) => {
-                sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
-                let outcome =
-                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
-                self.refused = sink.refused().map(str::to_owned);
-                self.delivered = sink.leave_delivered();
+                self.memory.lend(sink);
+                let session = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale);
+                let outcome = self.birth.guard(changing, session).await;
+                self.memory.take_back(sink);
                 outcome
             }
             SessionSink::ExactlyOnce(sink) => {
                 sink.prepare(here, std::mem::take(&mut self.learned));
-                let outcome =
-                    unless(changed, run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale)).await;
+                let session = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale);
+                let outcome = self.birth.guard(changing, session).await;
                 self.learned = sink.leave();
                 outcome
             }
@@ -311,7 +311,9 @@ impl Supervisor {
         let witnesses = Witnesses { telltale, health: &self.shared.health };
         let way = (&self.config, self.sending.mode != Mode::Normal);
         let mut session = poll::Session::new(&mut queue, (sink, &mut self.stages), way, witnesses);
-        session.run(&mut self.retries, &mut self.signals).await.map(|()| Over::AsAsked)
+        let session = session.run(&mut self.retries, &mut self.signals);
+        let outcome = self.birth.guard((&self.config.kafka, &self.shared.health), session).await;
+        outcome.map(|()| Over::AsAsked)
     }
 
     /// Publishes the rows that stand before the stream, then gives the slot its name.
@@ -320,10 +322,9 @@ impl Supervisor {
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
         self.shared.progress.set_stage(Stage::Backfilling);
         self.shared.health.hold(Part::Stream, "rows older than the slot are published first");
-        sink.remember(self.refused.as_deref(), std::mem::take(&mut self.delivered));
+        self.memory.lend(sink);
         let filled = fill.publish((sink, &mut self.stages), &mut self.signals, telltale).await;
-        self.refused = sink.refused().map(str::to_owned);
-        self.delivered = sink.leave_delivered();
+        self.memory.take_back(sink);
         if filled? == Filled::Interrupted {
             tracing::warn!("stopped before the backfill was complete; it begins anew at the next start");
             return Ok(Over::AsAsked);
@@ -331,7 +332,7 @@ impl Supervisor {
         fill.finish(&self.shared.witness.buried).await?;
         self.fill = None;
         // what was learned by row number means nothing to the stream
-        (self.delivered, self.sending.mode) = (Delivered::default(), Mode::Normal);
+        (self.memory.delivered, self.sending.mode) = (Delivered::default(), Mode::Normal);
         Ok(Over::Filled)
     }
 
@@ -481,7 +482,7 @@ impl Supervisor {
             }
             // its dead letter goes the same careful way
             SinkError::Convicted { .. } => {}
-            SinkError::Refused { topic, .. } => self.refused = Some(topic.clone()),
+            SinkError::Refused { topic, .. } => self.memory.refused = Some(topic.clone()),
             SinkError::Cleared { convicted: 0 } if self.was_too_large => self.shrink_batches(),
             _ => self.sending.mode = Mode::Normal,
         }
@@ -498,19 +499,5 @@ impl Supervisor {
         let bytes = (self.sending.batch_bytes.unwrap_or(DEFAULT_BATCH_BYTES) / SHRINK_BY).max(1);
         tracing::warn!(bytes, "a topic takes smaller batches than others; from now on no batch is larger than this");
         self.sending = Sending { mode: Mode::Normal, batch_bytes: Some(bytes), ..self.sending };
-    }
-}
-
-/// A session that ends early when the producer's password is no longer the right one. What was acknowledged and is not
-/// confirmed is remembered, as after every session.
-async fn unless(
-    changed: impl Future<Output = SessionError>,
-    session: impl Future<Output = Result<(), SessionError>>,
-) -> Result<(), SessionError> {
-    tokio::select! {
-        // the session first: how it ended says more
-        biased;
-        outcome = session => outcome,
-        changed = changed => Err(changed),
     }
 }

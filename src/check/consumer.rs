@@ -116,7 +116,7 @@ fn patterns(config: &Config) -> Vec<WildMatch> {
 }
 
 /// Says nothing: what goes wrong is returned.
-struct Quiet;
+pub(super) struct Quiet;
 
 impl ClientContext for Quiet {
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}

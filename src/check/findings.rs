@@ -4,12 +4,16 @@ use std::{borrow::Cow, fmt};
 
 use serde::Serialize;
 
+use super::catalog;
+
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// As it should be.
     Ok,
+    /// It could not be looked at; no reason to doubt that `run` works.
+    Unknown,
     /// `run` works now, and will not for ever, or harms something else.
     Warn,
     /// `run` would not deliver every event.
@@ -51,7 +55,18 @@ impl Findings {
         why: impl Into<Cow<'static, str>>,
         fix: impl Into<String>,
     ) {
-        self.0.push(Finding { code, severity: Severity::Warn, what, why: why.into(), fix: fix.into() });
+        self.note(Finding { code, severity: Severity::Warn, what, why: why.into(), fix: fix.into() });
+    }
+
+    /// Notes what could not be looked at, what is unknown for that, and what to grant.
+    pub fn unknown(
+        &mut self,
+        code: &'static str,
+        what: String,
+        why: impl Into<Cow<'static, str>>,
+        fix: impl Into<String>,
+    ) {
+        self.note(Finding { code, severity: Severity::Unknown, what, why: why.into(), fix: fix.into() });
     }
 
     /// Notes what keeps events from being delivered.
@@ -62,7 +77,12 @@ impl Findings {
         why: impl Into<Cow<'static, str>>,
         fix: impl Into<String>,
     ) {
-        self.0.push(Finding { code, severity: Severity::Error, what, why: why.into(), fix: fix.into() });
+        self.note(Finding { code, severity: Severity::Error, what, why: why.into(), fix: fix.into() });
+    }
+
+    fn note(&mut self, finding: Finding) {
+        debug_assert!(catalog::has(&finding), "{} stands in no list", finding.code);
+        self.0.push(finding);
     }
 
     /// Adds findings that were made elsewhere.
@@ -106,6 +126,7 @@ impl fmt::Display for Report {
         for Finding { severity, what, why, fix, .. } in &self.findings {
             let mark = match severity {
                 Severity::Ok => "ok   ",
+                Severity::Unknown => "?    ",
                 Severity::Warn => "warn ",
                 Severity::Error => "ERROR",
             };
@@ -120,7 +141,11 @@ impl fmt::Display for Report {
         let number = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let (errors, warnings) = (number(Severity::Error), number(Severity::Warn));
         let verdict = if self.ok { "walpost run would work" } else { "walpost run would not deliver every event" };
-        writeln!(f, "errors: {errors}, warnings: {warnings}; {verdict}")
+        write!(f, "errors: {errors}, warnings: {warnings}")?;
+        match number(Severity::Unknown) {
+            0 => writeln!(f, "; {verdict}"),
+            unknown => writeln!(f, ", not looked at: {unknown}; {verdict}"),
+        }
     }
 }
 
@@ -132,17 +157,22 @@ mod tests {
     fn a_report_is_well_unless_something_is_an_error() {
         let mut findings = Findings::default();
         findings.ok("a", "all is well".into());
-        findings.warn("b", "the disk may fill".into(), "it stops the server", "limit it");
+        findings.warn("slot_wal_unlimited", "the disk may fill".into(), "it stops the server", "limit it");
         let report = Report::new(findings);
         assert_eq!(report.exit_code(), 0);
         assert!(report.to_string().ends_with("errors: 0, warnings: 1; walpost run would work\n"), "{report}");
         let mut findings = Findings::default();
-        findings.error("c", "it is gone".into(), "nothing works", "bring it back");
+        findings.unknown("activity_unseen", "it is hidden".into(), "who knows", "grant it");
+        let report = Report::new(findings);
+        assert_eq!(report.exit_code(), 0);
+        assert!(report.to_string().ends_with("warnings: 0, not looked at: 1; walpost run would work\n"), "{report}");
+        let mut findings = Findings::default();
+        findings.error("slot_lost", "it is gone".into(), "nothing works", "bring it back");
         let report = Report::new(findings);
         assert_eq!(report.exit_code(), 1);
         assert_eq!(
             serde_json::to_string(&report).unwrap(),
-            r#"{"ok":false,"findings":[{"code":"c","severity":"error","what":"it is gone","why":"nothing works","fix":"bring it back"}]}"#
+            r#"{"ok":false,"findings":[{"code":"slot_lost","severity":"error","what":"it is gone","why":"nothing works","fix":"bring it back"}]}"#
         );
     }
 }

@@ -3,12 +3,17 @@
 //! Each finding says what is the case, why that matters, and what mends it. Errors mean that `run` would not deliver every
 //! event; warnings, that it will until something else happens.
 
+mod catalog;
+mod clock;
 mod consumer;
 mod findings;
 mod kafka;
+mod neighbours;
+mod placement;
 mod poll;
 mod progress;
 mod retention;
+mod sample;
 mod server;
 mod slot;
 mod table;
@@ -24,33 +29,42 @@ use crate::{
     error::{self, Verdict, chain},
     pipeline::SessionError,
     publication,
-    source::{SourceError, Wire},
+    source::{SourceError, WAL_SENDER_TIMEOUT, Wire},
     sql::{self, SqlError},
 };
 
 /// Looks at everything: Postgres, then Kafka, then the inbox of a consumer.
 pub async fn run(config: &Config, consumer: Option<&Consumer>) -> Report {
     let mut findings = Findings::default();
-    let mut event_types = Vec::new();
+    let (mut event_types, mut payloads) = (Vec::new(), Vec::new());
     let client = sql::connect(&config.postgres.conninfo).await;
     match &client {
         Ok(client) => {
+            be_patient_no_longer(client).await;
             findings.ok("postgres_reachable", format!("Postgres answers at {}", config.postgres.conninfo.redacted()));
             if config.postgres.source == SourceKind::Wal {
                 replication_link(config, &mut findings).await;
             }
             findings.extend(postgres(client, config).await);
+            clock::check(client, &mut findings).await;
+            payloads = sample::check(client, config, &mut findings).await;
             event_types = topics::event_types(client, config).await;
         }
         Err(error) => unreachable(error, &mut findings),
     }
     let topics = topics::wanted(config, &event_types, &mut findings);
-    kafka::check(&config.kafka, &topics, &mut findings).await;
+    kafka::check(&config.kafka, (&topics, &payloads), &mut findings).await;
     if let Some(consumer) = consumer {
         consumer::check(client.as_ref().ok(), config, consumer, (&topics, &mut findings)).await;
     }
     progress::check(config, &mut findings).await;
     Report::new(findings)
+}
+
+/// A table that somebody has locked must not hold up the whole examination: even the catalog's views may wait for it.
+async fn be_patient_no_longer(client: &Client) {
+    // where it fails, so does what comes next, which tells of it
+    let _ = client.batch_execute("SET lock_timeout = '5s'; SET statement_timeout = '10s'").await;
 }
 
 /// Looks at what Postgres says over an open link: server, tables, publication and slot.
@@ -61,7 +75,8 @@ pub async fn postgres(client: &Client, config: &Config) -> Vec<Finding> {
             "postgres_failed",
             format!("a look at the catalog failed: {}", chain(&error)),
             "what could not be looked at may be wrong",
-            "run walpost check again; if it stays so, see the server's log",
+            "run walpost check again; if it stays so, see the server's log, and who holds locks: `SELECT * FROM pg_locks WHERE \
+             NOT granted`",
         );
     }
     findings.into_vec()
@@ -95,6 +110,7 @@ async fn look(client: &Client, config: &Config, findings: &mut Findings) -> Resu
         slot::replica_identity(client, &config.postgres.publication, findings).await?;
     }
     slot::judge(&slot, &server, config, findings);
+    neighbours::check(client, config, (&server, &slot), findings).await?;
     retention::check(client, config, &tables, findings).await?;
     if slot.is_missing() && config.postgres.auto_create {
         table::older_rows(client, config, &tables, findings).await?;
@@ -104,8 +120,12 @@ async fn look(client: &Client, config: &Config, findings: &mut Findings) -> Resu
 
 /// Whether the server takes us as a walsender: tried, since no catalog knows (`pg_hba.conf`, managed services' own roles).
 async fn replication_link(config: &Config, findings: &mut Findings) {
-    let Err(error) = Wire::connect(&config.postgres.conninfo).await else {
-        return findings.ok("replication_allowed", "the role may open a replication connection".to_owned());
+    let error = match Wire::connect(&config.postgres.conninfo).await {
+        Ok(mut link) => {
+            findings.ok("replication_allowed", "the role may open a replication connection".to_owned());
+            return judge_sender_timeout(&mut link, config, findings).await;
+        }
+        Err(error) => error,
     };
     let what = format!("no replication connection: {}", chain(&error));
     let fix = match &error {
@@ -115,6 +135,27 @@ async fn replication_link(config: &Config, findings: &mut Findings) {
         _ => hint(error),
     };
     findings.error("replication_refused", what, "walpost reads the write-ahead log over such a connection", fix);
+}
+
+/// Whether the server took the timeout that was asked for: poolers and login triggers may undo it.
+async fn judge_sender_timeout(link: &mut Wire, config: &Config, findings: &mut Findings) {
+    let Ok(rows) = link.query("SHOW wal_sender_timeout").await else { return };
+    let timeout = rows.first().and_then(|row| row.first()).and_then(Option::as_deref).unwrap_or_default();
+    if timeout == WAL_SENDER_TIMEOUT {
+        return;
+    }
+    let role = config.postgres.conninfo.config.get_user().unwrap_or_default();
+    findings.warn(
+        "wal_sender_timeout",
+        format!("walpost asks for wal_sender_timeout = {WAL_SENDER_TIMEOUT}, and the server has {timeout} for it"),
+        "with 0 a walpost that vanished holds the slot until TCP gives it up, so no other takes over; with little, a busy one is \
+         cut off",
+        format!(
+            "connect to Postgres itself (a pooler drops what it does not know), or `ALTER ROLE {} SET wal_sender_timeout = \
+             '{WAL_SENDER_TIMEOUT}'`; look for login triggers: `SELECT evtname FROM pg_event_trigger`",
+            sql::quote_identifier(role)
+        ),
+    );
 }
 
 fn hint(error: SourceError) -> String {

@@ -16,7 +16,12 @@ const LOOK: &str = "
            current_setting('max_slot_wal_keep_size'), current_setting('synchronous_standby_names'),
            current_setting('idle_replication_slot_timeout', true), pg_is_in_recovery(),
            has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,
-           current_setting('is_superuser') = 'on'";
+           current_setting('is_superuser') = 'on',
+           coalesce(current_setting('synchronized_standby_slots', true), ''),
+           pg_size_bytes(current_setting('max_wal_size')),
+           CASE current_setting('max_slot_wal_keep_size') WHEN '-1' THEN -1
+                ELSE pg_size_bytes(current_setting('max_slot_wal_keep_size')) END,
+           current_setting('max_wal_size')";
 
 /// What the server says about itself.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +33,13 @@ pub(super) struct Server {
     senders: (i32, i32),
     slots: (i32, i32),
     slot_limit: String,
-    synchronous: String,
+    slot_limit_bytes: i64,
+    max_wal: String,
+    max_wal_bytes: i64,
+    /// `synchronous_standby_names`
+    pub synchronous: String,
+    /// `synchronized_standby_slots` (17 and later).
+    pub awaited_slots: Option<String>,
     idle_timeout: Option<String>,
     in_recovery: bool,
     /// The role may create publications in the database.
@@ -57,6 +68,10 @@ pub(super) async fn look(client: &Client) -> Result<Server, tokio_postgres::Erro
         role: row.get(12),
         database: row.get(13),
         superuser: row.get(14),
+        awaited_slots: row.get(15),
+        max_wal_bytes: row.get(16),
+        slot_limit_bytes: row.get(17),
+        max_wal: row.get(18),
     })
 }
 
@@ -143,8 +158,18 @@ impl Server {
                 "slot_wal_unlimited",
                 "max_slot_wal_keep_size is -1: a slot may hold back any amount of WAL".to_owned(),
                 "if walpost or Kafka is away for long, the server's disk fills and the server stops",
-                "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB', or what the disk can spare (beyond it the slot is lost \
-                 instead), and alert on walpost_slot_retained_wal_bytes",
+                "`ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'` (or what the disk can spare; beyond it the slot is lost \
+                 instead) and `SELECT pg_reload_conf()`; alert on walpost_slot_retained_wal_bytes",
+            );
+        } else if self.slot_limit_bytes < self.max_wal_bytes {
+            findings.warn(
+                "slot_wal_limit_low",
+                format!(
+                    "max_slot_wal_keep_size is {}, less than max_wal_size ({}), which the server keeps anyway",
+                    self.slot_limit, self.max_wal
+                ),
+                "a short absence of walpost or Kafka costs the slot, and events with it",
+                "`ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'` (or what the disk can spare) and `SELECT pg_reload_conf()`",
             );
         }
         if self.synchronous.contains('*') {
@@ -152,7 +177,8 @@ impl Server {
                 "synchronous_standby",
                 format!("synchronous_standby_names is {:?}, which takes in walpost", self.synchronous),
                 "every COMMIT on the server may wait until walpost has confirmed it, and so for Kafka",
-                "name the standbys instead of *",
+                "name the standbys instead: `ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby1, standby2)'` and \
+                 `SELECT pg_reload_conf()`",
             );
         }
         if let Some(timeout) = self.idle_timeout.as_deref().filter(|timeout| *timeout != "0") {
@@ -160,7 +186,7 @@ impl Server {
                 "slot_idle_timeout",
                 format!("idle_replication_slot_timeout is {timeout}"),
                 "a walpost that is stopped for longer loses its slot, and events with it",
-                "ALTER SYSTEM SET idle_replication_slot_timeout = 0, or stop walpost for less",
+                "`ALTER SYSTEM SET idle_replication_slot_timeout = 0` and `SELECT pg_reload_conf()`, or stop walpost for less",
             );
         }
     }
@@ -211,6 +237,7 @@ mod tests {
             senders: (2, 2),
             slots: (1, 1),
             slot_limit: "-1".into(),
+            slot_limit_bytes: -1,
             synchronous: "ANY 1 (*)".into(),
             idle_timeout: Some("1d".into()),
             in_recovery: true,
@@ -227,6 +254,8 @@ mod tests {
             ("replication_slots", Severity::Error),
         ];
         assert_eq!(judged(&wrong), codes);
+        let low = Server { slot_limit_bytes: 1, max_wal_bytes: 2, ..healthy() };
+        assert_eq!(judged(&low), [("slot_wal_limit_low", Severity::Warn)]);
         assert_eq!(judged(&Server { number: 130_023, ..healthy() }), [("server_version", Severity::Error)]);
         assert_eq!(judged(&Server { number: 190_000, ..healthy() }), [("server_version", Severity::Warn)]);
     }

@@ -23,11 +23,19 @@ const WITHOUT_IDENTITY: &str = "
 
 /// The slot, if there is one, and what stands for it until its backfill is complete.
 pub(super) struct Slot {
+    name: String,
+    marker_name: String,
     itself: SlotState,
     marker: SlotState,
 }
 
 impl Slot {
+    /// The slot that there is, or what stands for it, with its name.
+    pub(super) fn present(&self) -> Option<(&str, &SlotReading)> {
+        let there = [(&self.name, &self.itself), (&self.marker_name, &self.marker)];
+        there.into_iter().find_map(|(name, state)| Some((name.as_str(), state.reading()?)))
+    }
+
     pub(super) fn is_missing(&self) -> bool {
         self.itself == SlotState::Missing && self.marker == SlotState::Missing
     }
@@ -36,7 +44,9 @@ impl Slot {
 pub(super) async fn look(client: &Client, config: &Config) -> Result<Slot, tokio_postgres::Error> {
     let name = &config.postgres.slot;
     let itself = crate::observe::slot::look(client, name).await?.slot;
-    Ok(Slot { itself, marker: crate::observe::slot::look(client, &marker_of(name)).await?.slot })
+    let marker_name = marker_of(name);
+    let marker = crate::observe::slot::look(client, &marker_name).await?.slot;
+    Ok(Slot { name: name.clone(), marker_name, itself, marker })
 }
 
 pub(super) fn judge(slot: &Slot, server: &Server, config: &Config, findings: &mut Findings) {
@@ -100,7 +110,9 @@ fn judge_present(name: &str, slot: &SlotReading, server: &Server, findings: &mut
         findings.error("slot_lost", loss, why, format!("SELECT pg_drop_replication_slot('{name}'), then walpost init"));
     } else if let Some(risk) = state.trouble(name) {
         let why = "once it is lost, events that were not delivered do not come through it any more";
-        findings.warn("slot_at_risk", risk, why, "raise max_slot_wal_keep_size, and start walpost");
+        let fix = "`ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'` (or what the disk can spare) and `SELECT pg_reload_conf()`, \
+                   and start walpost";
+        findings.warn("slot_at_risk", risk, why, fix);
     } else {
         let user = slot.active_pid.map(|pid| format!(", and process {pid} streams from it now")).unwrap_or_default();
         findings.ok("slot", format!("replication slot {name} is ours and sound{user}"));

@@ -15,7 +15,7 @@ const COUNTED: i64 = 1000;
 
 const LOOK: &str = "
     SELECT c.relkind::text, c.relpersistence::text, pg_has_role(c.relowner, 'USAGE'),
-           has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE'), c.oid
+           has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE'), c.oid, c.reltuples::float8
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relname = $2";
 
@@ -36,6 +36,8 @@ pub(super) struct Table {
     pub owned: bool,
     /// The role may count its rows.
     pub readable: bool,
+    /// How many rows it has, roughly; -1 where nobody has counted.
+    pub rows: f64,
     columns: Vec<Column>,
 }
 
@@ -64,6 +66,7 @@ pub(super) async fn look(client: &Client, outbox: &OutboxConfig) -> Result<Optio
         persistence: row.get(1),
         owned: row.get(2),
         readable: row.get::<_, bool>(3) && row.get::<_, bool>(4),
+        rows: row.get(6),
         columns: columns.iter().map(column).collect(),
     }))
 }
@@ -229,6 +232,11 @@ impl Table {
 
     fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
+    }
+
+    /// `pg_type.typname` of a column, of a domain its base type's; `None` where there is no such column.
+    pub(super) fn type_of(&self, column: &str) -> Option<&str> {
+        self.column(column).map(|column| column.kind.as_str())
     }
 
     fn column_names(&self) -> String {

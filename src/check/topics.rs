@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use tokio_postgres::Client;
 use wildmatch::WildMatch;
 
-use super::Findings;
+use super::{
+    Findings,
+    sample::{ROWS, ask},
+};
 use crate::{
     config::{Config, OnIllegalTopic, OutboxConfig},
     publication::quoted,
@@ -13,8 +16,7 @@ use crate::{
     sql::quote_identifier,
 };
 
-/// So many rows are looked at for event types, and so many types taken.
-const ROWS: u32 = 10_000;
+/// So many event types are taken.
 const TYPES: u32 = 100;
 
 /// Event types that stand in the tables, each with the place of its outbox in the configuration. A role that may not read
@@ -27,7 +29,7 @@ pub(super) async fn event_types(client: &Client, config: &Config) -> Vec<(usize,
             "SELECT DISTINCT event_type::text FROM (SELECT {column} AS event_type FROM {table} LIMIT {ROWS}) sampled \
              WHERE event_type IS NOT NULL LIMIT {TYPES}"
         );
-        match client.query(&sql, &[]).await {
+        match ask(client, &sql).await {
             Ok(rows) => types.extend(rows.iter().map(|row| (place, row.get(0)))),
             Err(error) => tracing::debug!(%error, table, "event types cannot be read"),
         }
@@ -62,7 +64,7 @@ pub(super) fn wanted(config: &Config, event_types: &[(usize, String)], findings:
 }
 
 /// The topic of an event type, where nothing else decides about it.
-fn topic(config: &Config, outbox: &OutboxConfig, event_type: &str) -> Option<String> {
+pub(super) fn topic(config: &Config, outbox: &OutboxConfig, event_type: &str) -> Option<String> {
     let rule = config.route.rules.iter().find(|rule| WildMatch::new(&rule.event_type).matches(event_type));
     let text = rule.map_or(&config.route.topic, |rule| &rule.topic);
     let template = Template::parse(text).ok()?;

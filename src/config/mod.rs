@@ -324,11 +324,15 @@ pub struct KafkaConfig {
 /// librdkafka's name of the password.
 pub(crate) const SASL_PASSWORD: &str = "sasl.password";
 
+/// The password that a file holds.
+fn password_from(file: &Path) -> io::Result<Secret> {
+    std::fs::read_to_string(file).map(|text| Secret::new(text.trim_end_matches(['\n', '\r'])))
+}
+
 impl KafkaConfig {
     /// The password that its file holds now; `None` where there is no file, or it cannot be read.
     pub fn password_in_file(&self) -> Option<Secret> {
-        let text = std::fs::read_to_string(self.sasl_password_file.as_ref()?).ok()?;
-        Some(Secret::new(text.trim_end_matches(['\n', '\r'])))
+        password_from(self.sasl_password_file.as_ref()?).ok()
     }
 
     /// The properties, with the password that its file holds now.
@@ -388,7 +392,8 @@ pub struct RetentionConfig {
     pub keep_dead_lettered: Option<Duration>,
     /// `drop_partitions`: partitions whose rows were all delivered are dropped whole. Default false.
     pub drop_partitions: bool,
-    /// `partitions_ahead`: so many days to come have a partition each, 1 to 366. Default `None`: none is created.
+    /// `partitions_ahead`: so many partitions behind the present one are created in time, each as wide as the newest ones,
+    /// up to 366. Default 0, which is `None` here: none is created.
     pub partitions_ahead: Option<u32>,
 }
 

@@ -93,11 +93,10 @@ pub async fn record(view: View) {
 }
 
 fn sample(view: &View) -> Sample {
-    let now_us = clock::unix_us();
     Sample {
-        at_ms: now_us / 1000,
+        at_ms: clock::unix_us() / 1000,
         lag_bytes: view.lag_bytes(),
-        lag_seconds: view.progress.lag_seconds(now_us),
+        lag_seconds: view.progress.lag_seconds(clock::steady_us()),
         events: view.metrics.events(),
         ready: view.troubles().is_empty(),
     }

@@ -258,9 +258,9 @@ impl Metrics {
         }))
     }
 
-    /// All metrics in Prometheus' text format, as of `now_unix_us` (Unix µs, our clock).
-    pub fn render(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) -> String {
-        self.states.set(progress, seen, now_unix_us);
+    /// All metrics in Prometheus' text format, as of `now_us` ([`clock::steady_us`](crate::clock::steady_us)).
+    pub fn render(&self, progress: &Progress, seen: &Observation, now_us: i64) -> String {
+        self.states.set(progress, seen, now_us);
         let mut text = Vec::new();
         match TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             Ok(()) => String::from_utf8_lossy(&text).into_owned(),
@@ -401,12 +401,12 @@ impl States {
         }
     }
 
-    fn set(&self, progress: &Progress, seen: &Observation, now_unix_us: i64) {
+    fn set(&self, progress: &Progress, seen: &Observation, now_us: i64) {
         self.streaming.set(i64::from(progress.streaming()));
         self.paused.set(i64::from(progress.paused()));
         let (events, bytes) = progress.in_flight();
         set_or_hide(&self.lag_bytes, lag_bytes(progress, seen).map(clamped));
-        self.lag_seconds.set(progress.lag_seconds(now_unix_us));
+        self.lag_seconds.set(progress.lag_seconds(now_us));
         self.received_lsn.set(clamped(progress.received_lsn().0));
         self.confirmed_lsn.set(clamped(confirmed_lsn(progress, seen).0));
         self.in_flight_events.set(clamped(events));

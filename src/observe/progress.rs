@@ -127,12 +127,12 @@ impl Progress {
 
     /// Age in seconds of the oldest committed, received and unconfirmed event, by the server's clock: 0 when there is none,
     /// never negative.
-    pub fn lag_seconds(&self, now_unix_us: i64) -> f64 {
+    pub fn lag_seconds(&self, now_us: i64) -> f64 {
         let oldest = self.oldest_commit_us.load(Relaxed);
         if oldest == 0 {
             return 0.0;
         }
-        let age = now_unix_us.saturating_add(self.clock_ahead_us()).saturating_sub(oldest);
+        let age = now_us.saturating_add(self.clock_ahead_us()).saturating_sub(oldest);
         Duration::from_micros(age.max(0).unsigned_abs()).as_secs_f64()
     }
 }

@@ -133,6 +133,9 @@ pub struct SlotReading {
     /// A standby's copy of the primary's slot (17 and later).
     #[serde(default)]
     pub synced: Option<bool>,
+    /// It can follow its primary to a standby (17 and later).
+    #[serde(default)]
+    pub failover: Option<bool>,
 }
 
 impl SlotReading {

@@ -77,7 +77,7 @@ impl View {
             let complained = troubles.iter().any(|trouble| trouble.part == part);
             self.metrics.trouble.with_label_values(&[&part]).set(i64::from(complained));
         }
-        self.metrics.render(&self.progress, &seen, clock::unix_us())
+        self.metrics.render(&self.progress, &seen, clock::steady_us())
     }
 
     /// How it stands now.
@@ -92,7 +92,7 @@ impl View {
             received_lsn: known(self.progress.received_lsn()),
             confirmed_lsn: known(metrics::confirmed_lsn(&self.progress, &seen)),
             lag_bytes: metrics::lag_bytes(&self.progress, &seen),
-            lag_seconds: Some(self.progress.lag_seconds(clock::unix_us())),
+            lag_seconds: Some(self.progress.lag_seconds(clock::steady_us())),
             in_flight_events: Some(events),
             in_flight_bytes: Some(bytes),
             troubles,

@@ -388,7 +388,7 @@ impl Session<'_> {
 
     fn set_clock(&mut self, sent_us: i64) {
         // what waited in a buffer looks as if the server's clock were behind; so the highest of late counts
-        self.clock_ahead_us = (sent_us - clock::unix_us()).max(self.clock_ahead_us - CLOCK_DRIFT_US);
+        self.clock_ahead_us = (sent_us - clock::steady_us()).max(self.clock_ahead_us - CLOCK_DRIFT_US);
     }
 
     /// What may be confirmed: what the sink says, and nothing else.

@@ -189,7 +189,7 @@ impl<'a> Session<'a> {
         signals: &mut Signals,
     ) -> Result<Passed, SessionError> {
         let found = self.in_time(async |queue| queue.begin(table).await).await?;
-        self.clock_ahead_us = found.now_us - clock::unix_us();
+        self.clock_ahead_us = found.now_us - clock::steady_us();
         self.failed[table] = found.failed;
         self.oldest_us[table] = found.oldest_us.unwrap_or(0);
         self.tell();

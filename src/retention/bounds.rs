@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::pass::TimeKind;
+use super::age::TimeKind;
 use crate::sql::quote_literal;
 
 /// So many of the newest partitions must be of one width, for more of that width to be made.

@@ -265,8 +265,8 @@ pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) 
         "NULL"
     };
     let name = |table: &&TableName| format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.table));
-    // the publication's rows of the catalog get another oid or xmin whenever something about them changes; so does a
-    // partition's entry when it is detached and attached again: what was written between was not published
+    // each of these rows of the catalog gets another oid or xmin when the table left the publication for a while:
+    // pg_type's when it was renamed or was in another schema, pg_inherits' when a partition was detached
     format!(
         "WITH roots AS (
              SELECT c.oid, c.relkind FROM (VALUES {names}) o(schema_name, table_name)
@@ -280,8 +280,10 @@ pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) 
          SELECT c.oid, concat_ws('/', c.relfilenode, p.oid || ':' || p.xmin,
              (SELECT string_agg(r.oid || ':' || r.xmin, ',' ORDER BY r.oid) FROM pg_publication_rel r
               WHERE r.prpubid = p.oid AND r.prrelid IN (l.root, l.relation)), {schemas},
-             (SELECT string_agg(i.inhparent || ':' || i.xmin, ',' ORDER BY i.inhrelid) FROM pg_partition_ancestors(c.oid) a
-              JOIN pg_inherits i ON i.inhrelid = a.relid))
+             (SELECT string_agg(y.oid || ':' || y.xmin, ',' ORDER BY y.oid) FROM pg_class n
+              JOIN pg_type y ON y.oid = n.reltype WHERE n.oid IN (l.root, l.relation)),
+             (SELECT string_agg(i.inhparent || ':' || i.xmin, ',' ORDER BY i.inhrelid)
+              FROM pg_partition_ancestors(l.relation) a JOIN pg_inherits i ON i.inhrelid = a.relid))
          FROM leaves l JOIN pg_class c ON c.oid = l.relation, pg_publication p
          WHERE p.pubname = {publication}
          ORDER BY c.oid",

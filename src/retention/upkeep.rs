@@ -14,13 +14,13 @@ use tokio_postgres::Client;
 use super::{
     Witness,
     fence::{Fence, Look, Standing},
-    partitions::{Fate, Partitions},
+    keeping::{self, Kept},
     pass::{self, Batch, PassError, Plan, Walk, pause},
     record::{self, Record, RecordError},
 };
 use crate::{
     backoff::Backoff,
-    config::{Config, OutboxConfig, RetentionConfig},
+    config::{Config, RetentionConfig},
     error::chain,
     observe::{Metrics, Progress},
     sink::Ids,
@@ -39,16 +39,6 @@ const LONGEST_WAIT: Duration = Duration::from_mins(1);
 
 const ROWS_STAY: &str = "delivered rows of a table are not deleted";
 const PARTITIONS_STAY: &str = "partitions of a table are not all kept as configured";
-
-/// What became of a table's partitions.
-#[derive(Debug, Default)]
-struct Kept {
-    /// So many rows went with partitions that were dropped.
-    rows: u64,
-    /// Partitions that will be dropped whole, later.
-    spared: Vec<u32>,
-    faults: Vec<PassError>,
-}
 
 /// Why a turn failed.
 #[derive(Debug, thiserror::Error)]
@@ -264,9 +254,11 @@ impl Upkeep {
         for outbox in self.config.outboxes.iter().rev() {
             match Plan::make(client, outbox, retention, &self.record).await {
                 Ok(plan) => {
-                    let kept = self.keep_partitions(client, (outbox, &plan), retention).await?;
-                    dropped += kept.rows;
-                    faults.extend(kept.faults.into_iter().map(|error| (PARTITIONS_STAY, error.to_string())));
+                    let kept = keeping::keep(client, (outbox, &plan), (retention, &self.record), false).await?;
+                    dropped += kept.rows();
+                    self.tell_of_partitions(&kept);
+                    let refused = kept.unfit.into_iter().chain(kept.refused);
+                    faults.extend(refused.map(|error| (PARTITIONS_STAY, error.to_string())));
                     let walk = Walk::new(&plan, retention.batch, kept.spared);
                     walks.push((plan, walk));
                 }
@@ -282,42 +274,14 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Creates the partitions to come and drops delivered ones.
-    async fn keep_partitions(
-        &self,
-        client: &Client,
-        (outbox, plan): (&OutboxConfig, &Plan),
-        retention: &RetentionConfig,
-    ) -> Result<Kept, PassError> {
-        let mut kept = Kept::default();
-        let partitions = match Partitions::make(client, (outbox, plan), retention, &self.record).await {
-            Err(error @ PassError::Unfit { .. }) => return Ok(Kept { faults: vec![error], ..kept }),
-            partitions => partitions?,
-        };
-        let Some(partitions) = partitions else { return Ok(kept) };
-        let created = partitions.create(client, plan).await?;
-        for name in created.names {
-            tracing::info!(partition = name, "created a partition of the outbox");
+    fn tell_of_partitions(&self, kept: &Kept) {
+        for partition in &kept.created {
+            tracing::info!(partition, "created a partition of the outbox");
         }
-        kept.faults.extend(created.refused);
-        for whole in partitions.whole(client, plan, retention.keep).await? {
-            if !whole.has_ended {
-                kept.spared.push(whole.relation);
-                continue;
-            }
-            match partitions.drop(client, (plan, &whole), false).await {
-                Ok(Fate::Dropped(rows)) => {
-                    tracing::info!(partition = whole.name, rows, "dropped a partition: all its rows were delivered");
-                    self.metrics.pruned_rows.inc_by(rows);
-                    kept.rows += rows;
-                }
-                Ok(Fate::Busy) => kept.spared.push(whole.relation),
-                Ok(Fate::Stays) => {}
-                Err(error @ PassError::Unfit { .. }) => kept.faults.push(error),
-                Err(error) => return Err(error),
-            }
+        for (partition, rows) in &kept.dropped {
+            tracing::info!(partition, rows, "dropped a partition: all its rows were delivered");
         }
-        Ok(kept)
+        self.metrics.pruned_rows.inc_by(kept.rows());
     }
 
     /// One batch.

@@ -28,7 +28,7 @@ pub use buried::{Buried, Ids};
 pub use delivered::Delivered;
 pub use exactly_once::{ExactlyOnceSink, Refusal};
 pub use kafka::{Failed, KafkaSink, Mode, Sending};
-pub use settings::{admin_config, client_config};
+pub use settings::{admin_config, client_config, reader_config};
 
 /// What became of a record that was handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub trait Sink {
     fn seal(&mut self, end: Lsn);
     /// Everything before this position is delivered.
     fn durable(&self) -> Lsn;
-    /// Takes in what is known by now of deliveries. `clock_ahead_us`: the server's clock minus ours.
+    /// Takes in what is known by now of deliveries. `clock_ahead_us`: the server's clock minus [`steady_us`](crate::clock::steady_us).
     fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError>;
     /// Returns when a [`Self::tick`] may change something for a sink that was full. Cancel-safe.
     fn ready(&self) -> impl Future<Output = ()>;
@@ -123,6 +123,15 @@ pub enum SinkError {
         id: String,
         /// librdkafka's name of the error.
         code: String,
+    },
+    /// A transaction that the brokers called committed is not.
+    #[error(
+        "a transaction was acknowledged as committed, and topic {topic:?} does not have it; nothing of it was confirmed, and it is \
+         sent again from what is stored"
+    )]
+    NotThere {
+        /// The progress topic.
+        topic: String,
     },
     /// The producer is dead.
     #[error("the producer failed: {code}")]

@@ -196,7 +196,7 @@ impl ProducerContext<NoCustomPartitioner> for Context {
                 Some(Box::new(Failure { code, topic: message.topic().to_owned(), returned }))
             }
         };
-        self.reports.push(Report { ticket: Ticket::from_word(word as u64), at_us: clock::unix_us(), failure });
+        self.reports.push(Report { ticket: Ticket::from_word(word as u64), at_us: clock::steady_us(), failure });
     }
 }
 

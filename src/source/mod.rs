@@ -31,7 +31,7 @@ use crate::{
 use feedback::StatusUpdate;
 use pgoutput::{Ignored, Message, ParseError, Relation, Row};
 use relation::{Drift, Relations};
-pub use startup::TextRow;
+pub use startup::{TextRow, WAL_SENDER_TIMEOUT};
 pub use wire::{Frame, Wire, frame};
 
 /// What the source yields.

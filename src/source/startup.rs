@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// When the server gives up on a silent client.
-const WAL_SENDER_TIMEOUT: &str = "-c wal_sender_timeout=15s";
+pub const WAL_SENDER_TIMEOUT: &str = "15s";
 
 const NOT_BOUND: &str = "channel_binding=require, but the server did not ask for SCRAM-SHA-256-PLUS";
 
@@ -85,7 +85,8 @@ impl Wire {
 
     async fn start_up(&mut self, kind: Kind, info: &ConnInfo) -> Result<(), SourceError> {
         let user = user(info)?;
-        let options = [info.config.get_options().unwrap_or_default(), SESSION_SETTINGS, WAL_SENDER_TIMEOUT].join(" ");
+        let timeout = format!("-c wal_sender_timeout={WAL_SENDER_TIMEOUT}");
+        let options = [info.config.get_options().unwrap_or_default(), SESSION_SETTINGS, &timeout].join(" ");
         let parameters = [
             ("user", user.as_str()),
             ("database", info.config.get_dbname().unwrap_or(&user)),

@@ -21,7 +21,7 @@ pub async fn changes(used: Option<&Secret>, kafka: &KafkaConfig, health: &Health
         tokio::time::sleep(LOOK).await;
         let troubled = || health.troubles().iter().any(|(part, _)| *part == Part::Kafka);
         let changed = || kafka.password_in_file().is_some_and(|password| Some(&password) != used);
-        if kafka.sasl_password_file.is_some() && troubled() && changed() {
+        if troubled() && changed() {
             return SinkError::Producer { code: "the password was changed".into() }.into();
         }
     }

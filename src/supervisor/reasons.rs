@@ -34,6 +34,7 @@ pub(super) fn sink_reason(error: &SinkError) -> &'static str {
         SinkError::Convicted { .. } => "record_refused",
         SinkError::Progress(_) => "progress",
         SinkError::NoTransaction { .. } => "no_transaction",
+        SinkError::NotThere { .. } => "not_committed",
         SinkError::Producer { .. } => "producer_failed",
         SinkError::Settings(_) => "settings",
     }

@@ -128,7 +128,7 @@ impl Faults {
         }
         let fault = if self.random.bool() { Fault::KillAtPoint } else { MENU[self.random.usize(..MENU.len())] };
         let fault = match fault {
-            // not understood yet: see docs/exactly-once.md
+            // brokers themselves fail then: see docs/exactly-once.md
             Fault::KillBroker if self.spares_single_broker && world.shared.kafka.nodes().len() == 1 => Fault::Kill,
             fault => fault,
         };

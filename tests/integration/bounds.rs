@@ -4,7 +4,7 @@ use std::{fs, thread, time::Duration};
 
 use crate::{
     ledger::TABLE,
-    outbox::{Outbox, PATIENCE, deliveries},
+    outbox::{Outbox, PATIENCE, deliveries, stays},
     services::{
         kafka::Kafka,
         postgres::{Postgres, Settings, Stop, Version},
@@ -134,4 +134,35 @@ fn waiting_for_kafka_costs_nearly_nothing_under_exactly_once_delivery_either() {
     outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
     wait_until(PATIENCE, "it is noticed", || walpost.get("/readyz").status == 503);
     claim_waiting_is_cheap(&walpost);
+}
+
+/// Long enough that events in flight count as stalled, which is a cause beside the broker's absence.
+const OUTAGE: Duration = Duration::from_secs(16);
+/// How many lines that may cost.
+const LINES: usize = 8;
+
+#[test]
+fn a_broker_that_is_away_fills_no_log() {
+    let kafka = victim();
+    let relay = |env: &[(&str, &str)]| {
+        let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+        outbox.topic("t", 1);
+        let walpost = outbox.relay(env);
+        outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', '')");
+        outbox.wait_until_confirmed();
+        (outbox, walpost)
+    };
+    let relays = [relay(&[]), relay(&[("WALPOST_KAFKA_DELIVERY", "exactly_once")])];
+    let lines = || relays.iter().map(|(_, walpost)| walpost.log().lines().count()).collect::<Vec<_>>();
+    let before = lines();
+    kafka.kill();
+    for (outbox, _) in &relays {
+        outbox.execute("INSERT INTO outbox VALUES ('2', 't', 'k', '')");
+    }
+    stays(OUTAGE, "few lines", || lines().iter().zip(&before).all(|(now, before)| now - before <= LINES));
+    kafka.start_again();
+    for (outbox, walpost) in &relays {
+        assert!(walpost.log().contains("kafka is unreachable"), "{}", walpost.log());
+        outbox.wait_until_confirmed();
+    }
 }

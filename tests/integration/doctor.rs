@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The findings of `walpost check`, as it tells them to machines.
-fn findings(outbox: &Outbox<'_>, flags: &[&str], env: &[(&str, &str)]) -> Vec<Value> {
+pub fn findings(outbox: &Outbox<'_>, flags: &[&str], env: &[(&str, &str)]) -> Vec<Value> {
     let args: Vec<&str> = ["check", "--format", "json"].iter().chain(flags).copied().collect();
     let checked = outbox.command(&args, env);
     let report: Value =

@@ -144,6 +144,25 @@ fn a_kill_between_commit_and_confirm_repeats_nothing() {
     });
 }
 
+/// Brokers that lose a transaction behind their word for it cannot be arranged; a walpost that takes their word where they gave
+/// none can.
+#[test]
+fn a_transaction_that_was_called_committed_and_is_not_there_is_sent_again() {
+    let outbox = with_text_ids(Version::NEWEST);
+    let topic = outbox.topic("t", 3);
+    let walpost = outbox.relay_once(&[("CRASH_BUG", "commit_for_nothing"), ("WALPOST_KAFKA_COMMIT_INTERVAL_MS", "20")]);
+    let mut first = 1;
+    let repaired = || walpost.metrics().get("walpost_producer_restarts_total{reason=\"not_committed\"}").copied();
+    while repaired().is_none_or(|times| times < 3.0) {
+        assert!(first < 20_000, "nobody sees what is missing: {}", walpost.log());
+        outbox.insert(first..=first + 9);
+        first += 10;
+        outbox.wait_until_confirmed();
+    }
+    claim_once(&outbox.kafka.read_all(&[&topic]), 1..=first - 1);
+    assert!(walpost.log().contains("WP-409"), "{}", walpost.log());
+}
+
 #[test]
 fn a_process_that_wakes_up_after_another_took_its_place_publishes_nothing() {
     let outbox = with_text_ids(Version::NEWEST);

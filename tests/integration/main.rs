@@ -6,6 +6,7 @@ mod services;
 
 mod access;
 mod ahead;
+mod ailments;
 mod applications;
 mod backfill;
 mod bounds;

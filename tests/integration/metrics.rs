@@ -125,6 +125,42 @@ fn lag_grows_while_the_broker_is_frozen_and_is_gone_behind_it() {
     });
 }
 
+/// As after a machine's sleep, or when somebody sets its clock: of walpost's clocks only the wall clock jumps.
+#[test]
+fn a_wall_clock_that_jumps_shows_no_lag_and_stops_nothing() {
+    // not by libfaketime: it does not reach the waits of librdkafka's threads, which then stand for as long as the jump
+    let file = crate::services::run::folder("clock").join("offset");
+    let set = |offset: &str| std::fs::write(&file, offset).expect("a file in our own folder");
+    let outbox = Outbox::shared(Version::NEWEST);
+    let topic = outbox.topic("t", 1);
+    let walpost = outbox.relay(&[("CRASH_CLOCK", file.to_str().expect("a plain path"))]);
+    let now = || {
+        let overview: serde_json::Value =
+            serde_json::from_str(&walpost.get("/status/history").body).expect("it is JSON");
+        overview["now_ms"].as_f64().expect("a number") / 1000.0
+    };
+    for (number, jump) in [0.0, 3600.0, -3600.0, 86_400.0].into_iter().enumerate() {
+        set(&format!("{}", jump * 1e6));
+        assert!(
+            (now() - std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64() - jump).abs()
+                < 60.0,
+            "the clock did not jump"
+        );
+        // held for a moment: an event that waits has an age
+        outbox.execute(&format!("INSERT INTO outbox (event_type) VALUES ('late{number}')"));
+        let lag = || walpost.metric("walpost_replication_lag_seconds");
+        wait_until(PATIENCE, "an event that waits", || lag() > 0.2);
+        assert!(lag() < 30.0, "{} s behind after a jump of {jump} s", lag());
+        outbox.topic(&format!("late{number}"), 1);
+        outbox.execute("INSERT INTO outbox (event_type) VALUES ('t')");
+        outbox.wait_until_confirmed();
+        claim(&walpost, &[("walpost_replication_lag_seconds", 0.0)]);
+    }
+    walpost.wait_for_log(PATIENCE, "the clock was set back");
+    assert_eq!(outbox.kafka.read_all(&[&topic]).len(), 4);
+    assert!(walpost.metric("walpost_commit_to_ack_seconds_sum") < 120.0);
+}
+
 /// What an alert needs to know before the slot is lost.
 #[test]
 fn a_slot_that_is_held_back_shows_what_it_costs_and_what_is_left() {

@@ -149,10 +149,13 @@ fn rows_that_must_stay_keep_their_partition() {
         let graves = outbox.topic("graves", 1);
         outbox.execute(&rows("older", "2020-05-01", 2));
         let grave = ("WALPOST_KAFKA_DEAD_LETTER_TOPIC", graves.as_str());
-        let _walpost = outbox.relay(&[KEEP, OFTEN, DROP, ("WALPOST_OUTBOX_BACKFILL", "none"), grave]);
+        let walpost = outbox.relay(&[("WALPOST_OUTBOX_BACKFILL", "none"), grave]);
         outbox.execute(&rows("streamed", "2020-05-01", 4));
         outbox.execute(&rows("streamed", "2020-05-02", 4));
         outbox.execute(&rows("streamed", "2020-05-02", 1).replace("'t'", "'no topic has this name'"));
+        outbox.wait_until_confirmed();
+        assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
+        let _walpost = outbox.relay(&[KEEP, OFTEN, DROP, grave]);
         wait_until(PATIENCE, "rows that may go are gone", || outbox.text("SELECT count(*) FROM outbox") == "3");
         assert_eq!(partitions(&outbox), "first second");
         let pruned = outbox.command(&["prune"], &[KEEP, DROP]);
@@ -247,6 +250,7 @@ fn a_backfill_keeps_its_partitions_until_it_is_complete() {
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
         let topic = outbox.topic("t", 1);
         outbox.execute(&rows("older", "2020-05-01", 40));
+        outbox.execute(include_str!("../../sql/retention.sql"));
         let env = [KEEP, OFTEN, DROP, ("WALPOST_OUTBOX_BACKFILL", "all"), ("WALPOST_LIMITS_BACKFILL_RATE", "10")];
         let walpost = Walpost::relay(&outbox.database, outbox.kafka, &env);
         walpost.wait_for_log(PATIENCE, "backfilling: publishing");
@@ -310,50 +314,50 @@ fn what_was_written_into_a_detached_partition_keeps_it() {
         stays(PASSES, "what was never published stays", || {
             outbox.text("SELECT count(*) FROM outbox WHERE key = 'apart'") == "1"
         });
-        assert_eq!(deliveries(&outbox.kafka.read_all(&[&topic])).len(), 4);
+        // 14 publishes it all the same
+        let published = if version == Version::OLDEST { 5 } else { 4 };
+        assert_eq!(deliveries(&outbox.kafka.read_all(&[&topic])).len(), published);
     });
 }
 
-/// An application writes into an old partition at the very time that it is looked at and dropped: every event whose INSERT
-/// was committed arrives.
+/// An application writes into an old partition all the time that it is looked at and dropped: every event whose INSERT was
+/// committed arrives, and who is told that there is no partition knows it.
 #[test]
 fn nothing_that_was_committed_goes_with_a_partition() {
-    const ROUNDS: u32 = 8;
-    const LAST: Duration = Duration::from_millis(300);
+    const AGAIN: &str =
+        "CREATE TABLE IF NOT EXISTS first PARTITION OF outbox FOR VALUES FROM ('2020-05-01') TO ('2020-05-02')";
     at_both_ends(|version| {
         let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
         let topic = outbox.topic("t", 1);
-        let _walpost = outbox.relay(&[("WALPOST_RETENTION_KEEP", "3650d"), OFTEN]);
+        let _walpost = outbox.relay(&[KEEP, OFTEN, DROP]);
         let (writer, mut written, mut drops) = (Arc::new(outbox.database.connect()), BTreeSet::new(), 0);
-        let mut insert = || {
-            let (writer, sql) = (Arc::clone(&writer), format!("{} RETURNING id::text", rows("k", "2020-05-01", 1)));
-            let answer = complete(async move { writer.query_one(&sql, &[]).await.map(|row| row.get::<_, String>(0)) });
-            match answer {
-                Ok(id) => _ = written.insert(id),
-                // it was dropped: the application is told, so nothing is lost
-                Err(error) => assert_eq!(error.code(), Some(&SqlState::CHECK_VIOLATION), "{error:?}"),
+        let end = Instant::now() + Duration::from_secs(15);
+        while drops < 2 || Instant::now() < end {
+            assert!(Instant::now() < end + PATIENCE, "dropped {drops} times only, so nothing is shown");
+            // bursts with gaps between, in which all is delivered and the partition may go
+            for _ in 0..50 {
+                let (writer, sql) = (Arc::clone(&writer), format!("{} RETURNING id::text", rows("k", "2020-05-01", 1)));
+                let answer =
+                    complete(async move { writer.query_one(&sql, &[]).await.map(|row| row.get::<_, String>(0)) });
+                match answer {
+                    Ok(id) => _ = written.insert(id),
+                    Err(error) => {
+                        assert_eq!(error.code(), Some(&SqlState::CHECK_VIOLATION), "{error:?}");
+                        drops += 1;
+                        // rows of a partition that walpost has not seen yet keep it; an empty one is dropped at once
+                        wait_until(PATIENCE, "the new one is known", || {
+                            outbox.execute(AGAIN);
+                            outbox.text("SELECT count(*) FROM walpost_delivered WHERE relation = to_regclass('first')")
+                                != "0"
+                        });
+                    }
+                }
             }
-        };
-        for round in 0..ROUNDS {
-            insert();
-            wait_until_recorded(&outbox);
-            let prune = outbox.start(&["prune"], &[KEEP, DROP]);
-            let began = Instant::now();
-            // before the look, in the middle, or behind it: each round somewhat later
-            wait_until(PATIENCE, "the moment of this round", || began.elapsed() >= LAST * round / ROUNDS);
-            while prune.process().exit_status().is_none() {
-                insert();
-            }
-            if !partitions(&outbox).contains("first") {
-                drops += 1;
-                let again = "CREATE TABLE first PARTITION OF outbox FOR VALUES FROM ('2020-05-01') TO ('2020-05-02')";
-                outbox.execute(again);
-            }
+            thread::sleep(Duration::from_millis(2500 + written.len() as u64 * 7 % 2500));
         }
         outbox.wait_until_confirmed();
         let delivered: BTreeSet<String> = deliveries(&outbox.kafka.read_all(&[&topic])).into_keys().collect();
         assert!(delivered.is_superset(&written), "lost: {:?}", written.difference(&delivered));
-        assert!(drops > 0, "no round dropped it, so none shows anything");
     });
 }
 

@@ -83,7 +83,7 @@ fetch_postgres() {
     rm -rf "$2/jar"
 }
 
-fetch_kafka() {
+fetch_kafka_with_tools() {
     maven copy-dependencies@kafka "$2" "-Dkafka.version=$1"
     rm -rf "$2/target"
 }
@@ -175,7 +175,7 @@ if wanted prometheus servers; then
         provide prometheus prometheus debian
     fi
 fi
-if wanted kafka servers; then provide kafka kafka "$kafka_version"; fi
+if wanted kafka servers; then provide kafka kafka_with_tools "$kafka_version"; fi
 if wanted jdbc drivers; then provide jdbc jdbc "$jdbc_version"; fi
 if wanted psycopg drivers; then
     python=$(python_version)

@@ -329,6 +329,8 @@ fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], further: &[List
     let voters = ports.iter().enumerate().map(|(i, (_, port))| format!("{}@127.0.0.1:{port}", i + 1));
     let voters = voters.collect::<Vec<_>>().join(",");
     let (id, replicas, folder) = (index + 1, ports.len().min(3), folder.join("data").display().to_string());
+    // what a transaction's state is worth when two brokers are killed one after the other
+    let in_sync = replicas.div_ceil(2);
     let mut text = format!(
         "process.roles=broker,controller\n\
          node.id={id}\n\
@@ -343,7 +345,7 @@ fn properties(folder: &Path, index: usize, ports: &[(u16, u16)], further: &[List
          offsets.topic.replication.factor={replicas}\n\
          offsets.topic.num.partitions=1\n\
          transaction.state.log.replication.factor={replicas}\n\
-         transaction.state.log.min.isr=1\n\
+         transaction.state.log.min.isr={in_sync}\n\
          transaction.state.log.num.partitions=1\n\
          share.coordinator.state.topic.replication.factor={replicas}\n\
          share.coordinator.state.topic.min.isr=1\n\

@@ -88,6 +88,7 @@ pub struct Settings {
     lines: Vec<(String, String)>,
     hba: Option<String>,
     files: Vec<(String, Vec<u8>)>,
+    variables: Vec<(String, String)>,
 }
 
 impl Settings {
@@ -102,6 +103,13 @@ impl Settings {
     #[must_use]
     pub fn hba(mut self, lines: &str) -> Self {
         self.hba = Some(lines.to_owned());
+        self
+    }
+
+    /// A variable in the server's environment.
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -129,6 +137,7 @@ pub struct Postgres {
     bin: PathBuf,
     folder: PathBuf,
     port: u16,
+    variables: Vec<(String, String)>,
     server: Mutex<Option<Process>>,
 }
 
@@ -152,7 +161,14 @@ impl Postgres {
         if let Some(account) = account {
             account.owns(&folder);
         }
-        let server = Self { version, bin: version.bin(), folder, port: run::free_port(), server: Mutex::new(None) };
+        let server = Self {
+            version,
+            bin: version.bin(),
+            folder,
+            port: run::free_port(),
+            variables: settings.variables.clone(),
+            server: Mutex::new(None),
+        };
         server.create_cluster(settings);
         server.start_again();
         server
@@ -172,6 +188,7 @@ impl Postgres {
             bin: self.bin.clone(),
             folder,
             port: run::free_port(),
+            variables: settings.variables.clone(),
             server: Mutex::new(None),
         };
         // the fetched servers bring no pg_basebackup
@@ -248,7 +265,7 @@ impl Postgres {
         let mut server = self.server.lock().expect("no panic while the lock is held");
         let _ = fs::remove_file(self.data().join("postmaster.pid"));
         let mut command = self.command("postgres");
-        command.arg("-D").arg(self.data());
+        command.arg("-D").arg(self.data()).envs(self.variables.iter().map(|(name, value)| (name, value)));
         let process = Process::start("postgres", &self.folder, &mut command);
         let what =
             format!("{:?} takes connections; its log: {}", self.version, self.folder.join("postgres.log").display());

@@ -67,6 +67,7 @@ find_lacks() {
     if [ "$purpose" = test ]; then
         find_lacks_of_clients
         has dpkg || lack dpkg dpkg
+        compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || lack libfaketime libfaketime
         [ "$(id -u)" = 0 ] || has fakeroot || lack fakeroot fakeroot
     fi
     has cargo || has rustup || lack rustup "Rust $toolchain (https://rustup.rs)"

@@ -42,5 +42,7 @@ fn write(config: &Config, here: &Whereabouts, replace: bool, stop: &Arc<AtomicBo
     may_create(known, (here, slot, &kafka.progress_topic), replace)?;
     let begun = producer.begin_transaction();
     begun.map_err(|error| SinkError::Producer { code: trouble::name(&error) })?;
-    writer.commit(&Progress::none(here, slot).to_bytes())
+    let written = writer.commit(&Progress::none(here, slot).to_bytes());
+    writer.close();
+    written
 }

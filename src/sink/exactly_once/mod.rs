@@ -68,8 +68,8 @@ const ISOLATED_EVENTS: u64 = 1000;
 const MOST_CONVICTS: usize = 64;
 
 /// Said at each start, until it is not true any more.
-const EXPERIMENTAL: &str = "kafka.delivery = \"exactly_once\" is experimental: events were lost once in the crash kit where a \
-     single broker was killed; do not rely on it yet (docs/exactly-once.md)";
+const EXPERIMENTAL: &str = "kafka.delivery = \"exactly_once\" is experimental: brokers that crash can leave out the end of a \
+     transaction in topics that were created shortly before (docs/exactly-once.md)";
 
 /// Where the sink stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -304,7 +304,7 @@ impl ExactlyOnceSink {
         self.take_reports();
         self.metrics.once.transactions.with_label_values(&["committed"]).inc();
         self.metrics.once.commit_seconds.observe(self.since.elapsed().as_secs_f64());
-        let at_us = clock::unix_us() + self.clock_ahead_us;
+        let at_us = clock::steady_us() + self.clock_ahead_us;
         for (commit_us, events) in self.batch.commits() {
             let waited = Duration::from_micros(at_us.saturating_sub(commit_us).max(0).unsigned_abs()).as_secs_f64();
             (0..events).for_each(|_| self.commit_to_ack.observe(waited));

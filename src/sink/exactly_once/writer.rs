@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, Sender, channel},
     },
     time::Duration,
@@ -17,14 +17,14 @@ use rdkafka::{
 };
 
 use super::{
-    ledger::{Entry, Ledger, NotRead},
+    ledger::{Entry, Ledger, NotRead, NotSeen},
     progress::Progress,
 };
 use crate::{
     ack::Ticket,
     config::KafkaConfig,
     encode::{Headers, Record},
-    fault,
+    fault::{self, Bug},
     sink::{
         SinkError,
         kafka_error::{self, Verdict},
@@ -53,8 +53,7 @@ pub struct Writer {
     config: KafkaConfig,
     slot: String,
     producer: Arc<SessionProducer>,
-    /// Until it was read.
-    ledger: Option<Ledger>,
+    ledger: Ledger,
     topic: Option<TopicHandle>,
     given_up: Arc<AtomicBool>,
 }
@@ -69,7 +68,7 @@ impl Writer {
     ) -> Result<Self, SinkError> {
         let ledger = Ledger::connect(config).map_err(|error| SinkError::Settings(error.to_string()))?;
         let (config, slot) = (config.clone(), slot.to_owned());
-        Ok(Self { config, slot, producer, ledger: Some(ledger), topic: None, given_up })
+        Ok(Self { config, slot, producer, ledger, topic: None, given_up })
     }
 
     /// Ends the transactions of every other producer of this name, then reads what is stored. `create`: a topic that is missing
@@ -106,13 +105,8 @@ impl Writer {
         Ok(())
     }
 
-    fn read(&mut self, create: bool) -> Result<Stored, SinkError> {
-        let Some(ledger) = self.ledger.take() else { return Ok(Ok(None)) };
-        let given_up = || self.given_up.load(Relaxed);
-        let entry = ledger.read(&self.slot, &given_up);
-        // its end takes a tenth of a second, in which nothing could be committed
-        let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
-        match entry {
+    fn read(&self, create: bool) -> Result<Stored, SinkError> {
+        match self.ledger.read(&self.slot, &|| self.given_up.load(Relaxed)) {
             Ok(Entry::NoTopic) if create => self.create_topic().map(|()| Ok(None)),
             Ok(Entry::NoTopic | Entry::None) => Ok(Ok(None)),
             Ok(Entry::Value(value)) => Ok(Progress::from_bytes(&value).map(Some)),
@@ -129,7 +123,7 @@ impl Writer {
         creator.topic(topic).map_err(|code| SinkError::Refused { topic: topic.clone(), code })
     }
 
-    /// Adds the position to the transaction that is open, and commits it.
+    /// Adds the position to the transaction that is open, commits it, and waits until both can be read.
     pub fn commit(&self, progress: &[u8]) -> Result<(), SinkError> {
         let headers = Headers::default();
         let record = Record {
@@ -146,7 +140,7 @@ impl Writer {
         produced.unwrap_or(Err(RDKafkaErrorCode::UnknownTopic)).map_err(|code| self.failed(code))?;
         fault::point("before_commit");
         loop {
-            match produce::commit(&self.producer) {
+            match self.end_transaction() {
                 Ok(()) => break,
                 Err(NotCommitted { is_retriable: true, .. }) if !self.given_up.load(Relaxed) => {
                     std::thread::sleep(TRY_AGAIN);
@@ -155,7 +149,24 @@ impl Writer {
             }
         }
         fault::point("after_commit");
-        Ok(())
+        self.see(progress)
+    }
+
+    /// What was committed can be read. Only that makes it so: see [`Ledger::see`].
+    fn see(&self, progress: &[u8]) -> Result<(), SinkError> {
+        self.ledger.see(progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
+            NotSeen::GivenUp => SinkError::Producer { code: "GivenUp".into() },
+            NotSeen::NotThere => SinkError::NotThere { topic: self.config.progress_topic.clone() },
+        })
+    }
+
+    fn end_transaction(&self) -> Result<(), NotCommitted> {
+        static COMMITS: AtomicU64 = AtomicU64::new(1);
+        if fault::bug(Bug::CommitForNothing) && COMMITS.fetch_add(1, Relaxed).is_multiple_of(10) {
+            self.abort();
+            return Ok(());
+        }
+        produce::commit(&self.producer)
     }
 
     fn failed(&self, code: RDKafkaErrorCode) -> SinkError {
@@ -164,6 +175,12 @@ impl Writer {
             Verdict::Wait => SinkError::NoTransaction { id, code: name },
             _ => SinkError::Producer { code: name },
         }
+    }
+
+    /// Lets go of the reader: its end takes a tenth of a second, which nobody has to wait for.
+    pub fn close(self) {
+        let ledger = self.ledger;
+        let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
     }
 
     /// Ends the transaction that is open, so that nobody has to wait for its end.
@@ -204,12 +221,13 @@ pub struct Worker {
 impl Worker {
     /// Starts the thread. When it ends, with this or its last job, it lets `stop` turn true for the
     /// producer's own thread: a commit needs that until then.
-    pub fn start(writer: Writer, reports: Arc<Reports>, stop: Arc<AtomicBool>) -> std::io::Result<Self> {
+    pub fn start(mut writer: Writer, reports: Arc<Reports>, stop: Arc<AtomicBool>) -> std::io::Result<Self> {
         let (jobs, todo) = channel();
         let outcome = Arc::default();
         let place = Arc::clone(&outcome);
         std::thread::Builder::new().name("kafka-commit".into()).spawn(move || {
-            work(writer, &todo, &place, &reports);
+            work(&mut writer, &todo, &place, &reports);
+            writer.close();
             stop.store(true, Relaxed);
         })?;
         Ok(Self { jobs, outcome })
@@ -227,7 +245,7 @@ impl Worker {
     }
 }
 
-fn work(mut writer: Writer, todo: &Receiver<Job>, place: &Mutex<Option<Outcome>>, reports: &Reports) {
+fn work(writer: &mut Writer, todo: &Receiver<Job>, place: &Mutex<Option<Outcome>>, reports: &Reports) {
     while let Ok(job) = todo.recv() {
         let commits = matches!(job, Job::Commit(_));
         let outcome = match job {
