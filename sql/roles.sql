@@ -75,3 +75,5 @@ $walpost$;
 -- Table and publication are best created by their owner: run `walpost init` once with the owner's connection string.
 -- To let walpost create a publication by itself (auto_create), it must own the table (ALTER TABLE ... OWNER TO
 -- walpost_relay) and may create in the database (GRANT CREATE ON DATABASE ... TO walpost_relay).
+-- Partitions of the outbox are dropped and created by its owner alone (retention.drop_partitions, partitions_ahead):
+-- GRANT <the owner of the outbox> TO walpost_relay, and GRANT CREATE ON SCHEMA "public" TO that owner.

@@ -11,6 +11,7 @@ use tokio_postgres::Client;
 use crate::{
     config::{Config, RetentionConfig},
     retention::{
+        keeping::{self, Kept},
         pass::{self, Batch, Census, PassError, Plan, Walk, pause},
         record::{self, Record, RecordError},
     },
@@ -61,19 +62,25 @@ pub async fn run(
     if let Some(outbox) = config.outboxes.first() {
         record.inspect(&client, &outbox.table).await?;
     }
+    let mut unfit = None;
     for outbox in &config.outboxes {
         let plan = Plan::make(&client, outbox, &retention, &record).await?;
         let census = settled(&client, config, &plan, &mut say).await?;
         let table = &plan.table;
+        let kept = keeping::keep(&client, (outbox, &plan), (&retention, &record), dry_run).await?;
+        tell_of_partitions(table, &kept, dry_run, &mut say);
         if dry_run {
-            say(format!("{table}: {} rows would be deleted", census.deletable));
+            let rest = plan.census(&client, &kept.spared).await?.deletable.saturating_sub(kept.rows());
+            say(format!("{table}: {rest} rows would be deleted"));
         } else {
-            let deleted = walk(&client, &plan, &retention).await?;
+            let deleted = walk(&client, &plan, (&retention, &kept.spared)).await?;
             say(format!("{table}: deleted {deleted} rows"));
         }
         explain(table, census, &mut say);
+        unfit = unfit.or(kept.unfit);
     }
-    Ok(())
+    // a fault of the table or the role, which must not be overlooked; what could be done is done
+    unfit.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Counts; while someone streams and has not yet entered what is old enough, waits for that.
@@ -86,7 +93,7 @@ async fn settled(
     let deadline = Instant::now() + PATIENCE;
     let name = &config.postgres.slot;
     loop {
-        let census = plan.census(client).await?;
+        let census = plan.census(client, &[]).await?;
         if census.pending == 0 {
             return Ok(census);
         }
@@ -108,8 +115,23 @@ async fn settled(
     }
 }
 
-async fn walk(client: &Client, plan: &Plan, retention: &RetentionConfig) -> Result<u64, PruneError> {
-    let mut walk = Walk::new(plan, retention.batch);
+fn tell_of_partitions(table: &str, kept: &Kept, dry_run: bool, say: &mut impl FnMut(String)) {
+    let what = if dry_run { "would drop" } else { "dropped" };
+    kept.created.iter().for_each(|name| say(format!("{table}: created partition {name}")));
+    for (name, rows) in &kept.dropped {
+        say(format!("{table}: {what} partition {name} with {rows} delivered rows"));
+    }
+    kept.staying.iter().for_each(|name| say(format!("{table}: partition {name} stays: not all of its rows may go")));
+    kept.busy.iter().for_each(|name| say(format!("{table}: partition {name} is in use; try again later")));
+    kept.refused.iter().for_each(|error| say(error.to_string()));
+}
+
+async fn walk(
+    client: &Client,
+    plan: &Plan,
+    (retention, spared): (&RetentionConfig, &[u32]),
+) -> Result<u64, PruneError> {
+    let mut walk = Walk::new(plan, retention.batch, spared.to_vec());
     let (mut deleted, mut refused) = (0, None);
     loop {
         let began = Instant::now();

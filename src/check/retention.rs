@@ -4,8 +4,9 @@ use tokio_postgres::Client;
 
 use super::{Findings, table::Table};
 use crate::{
-    config::Config,
+    config::{Config, OutboxConfig, RetentionConfig},
     retention::{
+        partitions::Partitions,
         pass::{PassError, Plan},
         record::{Record, RecordError},
     },
@@ -13,6 +14,9 @@ use crate::{
 };
 
 const ROWS_STAY: &str = "events arrive, but delivered rows stay in the table, which grows without bound";
+
+const PARTITIONS_STAY: &str =
+    "inserts fail as soon as there is no partition for them; ended ones stay, emptied row by row";
 
 pub(super) async fn check(
     client: &Client,
@@ -34,6 +38,11 @@ pub(super) async fn check(
         let table = outbox.table.to_string();
         match Plan::make(client, outbox, retention, &record).await {
             Ok(plan) => {
+                match partitions(client, (outbox, &plan), (retention, &record)).await {
+                    Err(PassError::Unfit { code, what, fix }) => findings.warn(code, what, PARTITIONS_STAY, fix),
+                    Err(PassError::Sql { source, .. }) => return Err(source),
+                    _ => {}
+                }
                 let column = quote_identifier(&outbox.columns.timestamp.name);
                 if !plan.indexed {
                     findings.warn(
@@ -64,4 +73,16 @@ pub(super) async fn check(
         }
     }
     Ok(())
+}
+
+/// Whether partitions can be kept, and are regular.
+async fn partitions(
+    client: &Client,
+    (outbox, plan): (&OutboxConfig, &Plan),
+    (retention, record): (&RetentionConfig, &Record),
+) -> Result<(), PassError> {
+    match Partitions::make(client, (outbox, plan), retention, record).await? {
+        Some(partitions) => partitions.missing(client, plan).await.map(drop),
+        None => Ok(()),
+    }
 }

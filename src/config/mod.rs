@@ -390,6 +390,11 @@ pub struct RetentionConfig {
     pub interval: Duration,
     /// How long rows of dead-lettered events are kept, at least `keep`. Default `None`: for ever.
     pub keep_dead_lettered: Option<Duration>,
+    /// `drop_partitions`: partitions whose rows were all delivered are dropped whole. Default false.
+    pub drop_partitions: bool,
+    /// `partitions_ahead`: so many partitions behind the present one are created in time, each as wide as the newest ones,
+    /// up to 366. Default 0, which is `None` here: none is created.
+    pub partitions_ahead: Option<u32>,
 }
 
 /// `[shutdown]`

@@ -166,17 +166,18 @@ impl Section<'_> {
     }
 
     /// Takes `true` or `false`.
-    pub fn boolean(&mut self, key: &str, default: bool) -> bool {
-        let Some(Node { value, at }) = self.take(key) else { return default };
+    pub fn boolean(&mut self, key: &str, default: bool) -> Located<bool> {
+        let Some(Node { value, at }) = self.take(key) else { return Located { value: default, at: Origin::Unset } };
         let boolean = match value {
             Value::Boolean(boolean) => Some(boolean),
             Value::Raw(text) => text.trim().parse().ok(),
             _ => None,
         };
-        boolean.unwrap_or_else(|| {
-            self.fault(&at, key, "must be true or false", format!("the default is {default}"));
-            default
-        })
+        if let Some(value) = boolean {
+            return Located { value, at };
+        }
+        self.fault(&at, key, "must be true or false", format!("the default is {default}"));
+        Located { value: default, at }
     }
 
     /// Takes one of a few words; the first is the default.

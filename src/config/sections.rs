@@ -1,6 +1,9 @@
 //! Every key: its section, type, default and bounds.
 
-use std::{path::PathBuf, time::Duration};
+mod kafka;
+mod retention;
+
+use std::time::Duration;
 
 use super::{
     AdminToken, Backfill, ColumnsConfig, Config, Delivery, HttpConfig, KafkaConfig, LimitsConfig, LogConfig, LogFormat,
@@ -26,15 +29,16 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     let postgres = within(root, "postgres", |section| postgres(section, pgpassword));
     let outboxes = outboxes(root);
     let route = within(root, "route", route);
+    let polls = postgres.as_ref().is_some_and(|postgres| postgres.source == SourceKind::Poll);
     let stream = postgres.as_ref().map(|postgres| (postgres.slot.clone(), postgres.source));
-    let kafka = within(root, "kafka", |section| kafka(section, stream));
+    let kafka = within(root, "kafka", |section| kafka::kafka(section, stream));
     let limits = within(root, "limits", |section| LimitsConfig {
         in_flight_events: size(section, "in_flight_events", 20_000, 1..=1_000_000),
         in_flight_bytes: size(section, "in_flight_bytes", 64 << 20, 64 << 10..=16 << 30),
         backfill_rate: u32::try_from(section.integer("backfill_rate", 0, &(0..=1_000_000)).value).unwrap_or(0),
     });
     let poll = within(root, "poll", poll);
-    let retention = within(root, "retention", retention);
+    let retention = within(root, "retention", |section| retention::retention(section, polls));
     let shutdown = within(root, "shutdown", |section| {
         let millis = section.integer("drain_timeout_ms", 10_000, &(0..=3_600_000)).value;
         ShutdownConfig { drain_timeout: Duration::from_millis(millis.unsigned_abs()) }
@@ -72,7 +76,7 @@ fn postgres(section: &mut Section<'_>, pgpassword: Option<Secret>) -> Option<Pos
     if publication.value.len() > MAX_NAME_BYTES || publication.value.contains('\0') {
         section.fault(&publication.at, "publication", "must have 1 to 63 bytes, none of them NUL", "rename it");
     }
-    let auto_create = section.boolean("auto_create", true);
+    let auto_create = section.boolean("auto_create", true).value;
     let source = section.choice("source", &[("wal", SourceKind::Wal), ("poll", SourceKind::Poll)]);
     let Some(url) = url else {
         section.missing(
@@ -250,146 +254,6 @@ fn check_template(section: &mut Section<'_>, text: &Located<String>) {
     }
 }
 
-fn kafka(section: &mut Section<'_>, stream: Option<(String, SourceKind)>) -> KafkaConfig {
-    let brokers = text_or(section, "brokers", "localhost:9092");
-    if brokers.value.split(',').any(|broker| broker.trim().is_empty()) {
-        section.fault(&brokers.at, "brokers", "has an empty entry", "write host:port,host:port");
-    }
-    let create_topics = section.boolean("create_topics", false);
-    let partitions = broker_default_or(section, "partitions", 10_000);
-    let replication_factor = broker_default_or(section, "replication_factor", 100);
-    let dead_letter_topic = section.text("dead_letter_topic");
-    if let Some(topic) = &dead_letter_topic
-        && let Err(problem) = legal(topic.value.as_bytes())
-    {
-        section.fault(&topic.at, "dead_letter_topic", format!("is no legal topic name: {problem}"), "rename it");
-    }
-    let (slot, source) = stream.unwrap_or_else(|| ("walpost".to_owned(), SourceKind::Wal));
-    let delivery = delivery(section, source);
-    let interval = section.integer("commit_interval_ms", 100, &(20..=10_000));
-    let timeout = section.integer("transaction_timeout_ms", 30_000, &(5_000..=900_000));
-    let progress = section.text("progress_topic");
-    if let Some(topic) = &progress
-        && let Err(problem) = legal(topic.value.as_bytes())
-    {
-        section.fault(&topic.at, "progress_topic", format!("is no legal topic name: {problem}"), "rename it");
-    }
-    let progress_at = progress.as_ref().map_or(&Origin::Unset, |topic| &topic.at);
-    let keys = [
-        ("commit_interval_ms", &interval.at),
-        ("transaction_timeout_ms", &timeout.at),
-        ("progress_topic", progress_at),
-    ];
-    for (key, at) in keys {
-        if delivery == Delivery::AtLeastOnce && *at != Origin::Unset {
-            let what = "has no effect without kafka.delivery = \"exactly_once\"";
-            section.fault(at, key, what, "set kafka.delivery, or leave it out");
-        }
-    }
-    let (password, sasl_password_file) = password_file(section).unzip();
-    let properties = properties(section, password);
-    let millis = |located: &Located<i64>| Duration::from_millis(located.value.unsigned_abs());
-    KafkaConfig {
-        delivery,
-        commit_interval: millis(&interval),
-        transaction_timeout: millis(&timeout),
-        progress_topic: progress.map_or_else(|| format!("walpost.progress.{slot}"), |topic| topic.value),
-        brokers: brokers.value,
-        create_topics,
-        partitions,
-        replication_factor,
-        dead_letter_topic: dead_letter_topic.map(|topic| topic.value),
-        properties,
-        sasl_password_file,
-    }
-}
-
-/// The password, and the file that holds it.
-fn password_file(section: &mut Section<'_>) -> Option<(Secret, PathBuf)> {
-    let key = "sasl_password_file";
-    let file = section.text(key)?;
-    match password_from(file.value.as_ref()) {
-        Ok(password) => Some((password, file.value.into())),
-        Err(error) => {
-            section.fault(&file.at, key, format!("cannot be read: {error}"), "name a readable file");
-            None
-        }
-    }
-}
-
-fn delivery(section: &mut Section<'_>, source: SourceKind) -> Delivery {
-    let (once, key) = (Delivery::ExactlyOnce, "delivery");
-    let choices = [("at_least_once", Delivery::AtLeastOnce), ("exactly_once", once)];
-    let delivery = section.choice(key, &choices);
-    if delivery == once && source == SourceKind::Poll {
-        let what =
-            "cannot be exactly_once where the table is polled: its mark is in Postgres, not in the Kafka transaction";
-        section.fault(&Origin::Unset, key, what, "set postgres.source = \"wal\", or leave kafka.delivery out");
-    }
-    delivery
-}
-
-/// -1, or 1 to `most`.
-fn broker_default_or(section: &mut Section<'_>, key: &str, most: i32) -> i32 {
-    let number = section.integer(key, -1, &(-1..=i64::from(most)));
-    if number.value == 0 {
-        section.fault(&number.at, key, "must not be 0", "write -1 for the broker's default");
-    }
-    i32::try_from(number.value).unwrap_or(-1)
-}
-
-fn properties(section: &mut Section<'_>, password: Option<Secret>) -> Vec<(String, Secret)> {
-    let key = "properties";
-    let password = password.map(|password| (SASL_PASSWORD.to_owned(), password));
-    let mut properties: Vec<(String, Secret)> = password.into_iter().collect();
-    let mut secured = None;
-    for (name, Node { value, at }) in flatten(section.dotted_map(key)) {
-        let value = match value {
-            Value::Raw(text) | Value::Text(text) | Value::Other(text) => text,
-            Value::Integer(number) => number.to_string(),
-            Value::Boolean(boolean) => boolean.to_string(),
-            Value::Array(_) | Value::Table(_) => {
-                section.fault(&at, key, format!("{name} must be text, a number or a boolean"), "put it in quotes");
-                continue;
-            }
-        };
-        match refused::check(&name, &value) {
-            Ok(()) if name == SASL_PASSWORD && !properties.is_empty() && properties[0].0 == name => {
-                section.fault(&at, key, "sasl.password is set beside sasl_password_file", "leave one of them out");
-            }
-            Ok(()) if properties.iter().any(|(taken, _)| taken == refused::canonical(&name)) => {
-                let what = format!("{name} is set under two names: {} is the same", refused::canonical(&name));
-                section.fault(&at, key, what, "leave one of them out");
-            }
-            Ok(()) => {
-                secured = secured.or_else(|| refused::security(&name).then(|| at.clone()));
-                properties.push((refused::canonical(&name).to_owned(), Secret::new(value)));
-            }
-            Err(refusal) => section.fault(&at, key, format!("{name} {}", refusal.what), refusal.remedy),
-        }
-    }
-    // Making a client costs a few milliseconds, so only where there is something to find.
-    if let Some(at) = secured
-        && let Err(reason) = refused::check_together(&properties)
-    {
-        let remedy = "correct the properties it speaks of";
-        section.fault(&at, key, format!("are refused by librdkafka together: {reason}"), remedy);
-    }
-    properties
-}
-
-/// An unquoted `compression.type = "lz4"` is a table within a table to TOML; it means the same property.
-fn flatten(entries: Entries) -> Entries {
-    let flat = |(name, node): (String, Node)| match node.value {
-        Value::Table(inner) => {
-            let named = flatten(inner).into_iter().map(|(rest, node)| (format!("{name}.{rest}"), node));
-            named.collect::<Vec<_>>()
-        }
-        _ => vec![(name, node)],
-    };
-    entries.into_iter().flat_map(flat).collect()
-}
-
 fn poll(section: &mut Section<'_>) -> PollConfig {
     let millis = |located: Located<i64>| Duration::from_millis(located.value.unsigned_abs());
     let channel = section.text("notify_channel");
@@ -404,31 +268,6 @@ fn poll(section: &mut Section<'_>) -> PollConfig {
         ack_timeout: millis(section.integer("ack_timeout_ms", 30_000, &(1_000..=600_000))),
         notify_channel: channel.map(|channel| channel.value),
     }
-}
-
-fn retention(section: &mut Section<'_>) -> Option<RetentionConfig> {
-    const DAY: Duration = Duration::from_hours(24);
-    let keep = section.duration("keep", &(Duration::ZERO..=3650 * DAY));
-    let batch = section.integer("batch", 1_000, &(1..=100_000));
-    let interval = section.duration("interval", &(Duration::from_secs(1)..=DAY));
-    let keep_dead = section.duration("keep_dead_lettered", &(Duration::ZERO..=3650 * DAY));
-    let minute = Located { value: Duration::from_mins(1), at: Origin::Unset };
-    let interval = interval.unwrap_or(minute);
-    let dead_at = keep_dead.as_ref().map_or(&Origin::Unset, |keep| &keep.at);
-    for (key, at) in [("batch", &batch.at), ("interval", &interval.at), ("keep_dead_lettered", dead_at)] {
-        if keep.is_none() && *at != Origin::Unset {
-            section.fault(at, key, "has no effect without retention.keep", "set retention.keep, for example 7d");
-        }
-    }
-    if let (Some(keep), Some(dead)) = (&keep, &keep_dead)
-        && dead.value < keep.value
-    {
-        let remedy = "set it to at least retention.keep, or leave it out to keep such rows for ever";
-        section.fault(dead_at, "keep_dead_lettered", "is shorter than retention.keep", remedy);
-    }
-    let batch = u32::try_from(batch.value).unwrap_or(1_000);
-    let keep_dead_lettered = keep_dead.map(|keep| keep.value);
-    keep.map(|keep| RetentionConfig { keep: keep.value, batch, interval: interval.value, keep_dead_lettered })
 }
 
 fn http(section: &mut Section<'_>) -> HttpConfig {

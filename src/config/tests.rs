@@ -192,6 +192,21 @@ fn dead_letters_rows_are_kept_for_ever_or_at_least_as_long_as_others() {
     assert!(text.contains("retention.keep_dead_lettered (walpost.toml:3): is shorter than retention.keep"), "{text}");
     let text = faults(retention("keep_dead_lettered = '1d'"));
     assert!(text.contains("keep_dead_lettered (walpost.toml:2): has no effect without retention.keep"), "{text}");
+    let week = retention("keep = '7d'\ndrop_partitions = true\npartitions_ahead = 7").unwrap().retention.unwrap();
+    assert_eq!((week.drop_partitions, week.partitions_ahead), (true, Some(7)));
+    let never = retention("keep = '7d'\npartitions_ahead = 0").unwrap().retention.unwrap();
+    assert_eq!((never.drop_partitions, never.partitions_ahead), (false, None));
+    let text = faults(retention("drop_partitions = true\npartitions_ahead = 367"));
+    for fault in [
+        "drop_partitions (walpost.toml:2): has no effect without retention.keep",
+        "partitions_ahead (walpost.toml:3): must be a whole number from 0 to 366",
+    ] {
+        assert!(text.contains(fault), "{text}");
+    }
+    for key in ["drop_partitions = true", "partitions_ahead = 1"] {
+        let text = faults(file(&format!("[postgres]\nsource = 'poll'\n[retention]\nkeep = '7d'\n{key}")));
+        assert!(text.contains("(walpost.toml:5): has no effect where the table is polled"), "{text}");
+    }
 }
 
 #[test]

@@ -8,9 +8,13 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_postgres::{Client, Statement, error::SqlState};
+use tokio_postgres::{Client, Statement, error::SqlState, types::ToSql};
 
-use super::record::{Record, RecordError};
+use super::{
+    age::TimeKind,
+    record::{Record, RecordError},
+    statements::{LEAF, Statements},
+};
 use crate::{
     config::{OutboxConfig, RetentionConfig},
     sql::{quote_identifier, quote_literal},
@@ -49,63 +53,6 @@ pub enum PassError {
     Record(#[from] RecordError),
 }
 
-/// How the timestamp column is compared with the clock of the server. Its text form in the session is UTC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TimeKind {
-    Timestamptz,
-    Timestamp,
-    Date,
-    UnixMillis,
-}
-
-impl TimeKind {
-    fn of(name: &str) -> Option<Self> {
-        Some(match name {
-            "timestamptz" => Self::Timestamptz,
-            "timestamp" => Self::Timestamp,
-            "date" => Self::Date,
-            "int8" => Self::UnixMillis,
-            _ => return None,
-        })
-    }
-
-    /// The newest time that is old enough, as the column has it. A date is over when its day is.
-    fn cutoff(self, keep: Duration) -> String {
-        let then = format!("now() - make_interval(secs => {})", keep.as_secs_f64());
-        match self {
-            Self::Timestamptz => format!("({then})"),
-            Self::Timestamp => format!("(({then}) AT TIME ZONE 'UTC')"),
-            Self::Date => format!("((({then}) AT TIME ZONE 'UTC')::date)"),
-            Self::UnixMillis => format!("((extract(epoch FROM {then}) * 1000)::bigint)"),
-        }
-    }
-
-    /// A parameter of type text, as the column has it.
-    fn parameter(self, number: u8) -> String {
-        let kind = match self {
-            Self::Timestamptz => "timestamptz",
-            Self::Timestamp => "timestamp",
-            Self::Date => "date",
-            Self::UnixMillis => "bigint",
-        };
-        format!("(${number}::text)::{kind}")
-    }
-
-    /// The column as `timestamptz`.
-    fn instant(self, column: &str) -> String {
-        match self {
-            Self::Timestamptz => column.to_owned(),
-            Self::Timestamp => format!("({column} AT TIME ZONE 'UTC')"),
-            Self::Date => format!("(({column} + 1)::timestamp AT TIME ZONE 'UTC')"),
-            Self::UnixMillis => format!("to_timestamp({column} / 1000.0)"),
-        }
-    }
-
-    fn beginning(self) -> &'static str {
-        if self == Self::UnixMillis { "-9223372036854775808" } else { "-infinity" }
-    }
-}
-
 /// An outbox, and the statements that prune it.
 #[derive(Debug)]
 pub struct Plan {
@@ -122,6 +69,8 @@ pub struct Plan {
     kind: TimeKind,
     delete: String,
     count: String,
+    /// Whether a partition holds a row that must stay; its name is to be filled in.
+    stays: String,
 }
 
 /// What there is to prune.
@@ -201,117 +150,36 @@ impl Plan {
             kind,
             delete: statements.delete(&quoted),
             count: statements.count(),
+            stays: statements.stays(),
             table,
         })
     }
 
-    /// Counts what a pass would meet. Reads every row that is old enough.
-    pub async fn census(&self, client: &Client) -> Result<Census, PassError> {
-        let row = client.query_one(&self.count, &[&self.slot]).await.map_err(|source| self.failed(source))?;
+    /// Counts what a pass would meet, beside partitions that are left alone. Reads every row that is old enough.
+    pub async fn census(&self, client: &Client, spared: &[u32]) -> Result<Census, PassError> {
+        let row = client.query_one(&self.count, &[&self.slot, &spared]).await.map_err(|source| self.failed(source))?;
         let number = |index: usize| u64::try_from(row.get::<_, i64>(index)).unwrap_or_default();
         Ok(Census { deletable: number(0), dead_lettered: number(1), pending: number(2), unproven: number(3) })
     }
 
-    fn failed(&self, source: tokio_postgres::Error) -> PassError {
+    pub(super) fn kind(&self) -> TimeKind {
+        self.kind
+    }
+
+    /// One lock for each table, in a corner of the space that others will hardly use.
+    pub(super) fn lock(&self) -> i64 {
+        0x7761_6c70_0000_0000_i64 | i64::from(self.relation)
+    }
+
+    /// Asks whether a partition, by its name as SQL, holds a row that must stay; `$1` is the slot.
+    pub(super) fn stays(&self, leaf: &str) -> String {
+        self.stays.replace(LEAF, leaf)
+    }
+
+    pub(super) fn failed(&self, source: tokio_postgres::Error) -> PassError {
         PassError::Sql { table: self.table.clone(), source }
     }
 }
-
-/// What the statements are made of.
-struct Statements<'a> {
-    table: &'a str,
-    time: String,
-    id: String,
-    kind: TimeKind,
-    partitioned: bool,
-    may_lock: bool,
-    retention: &'a RetentionConfig,
-    record: &'a Record,
-}
-
-impl Statements<'_> {
-    /// The row's transaction was delivered. A row shows 32 bits of its xid; the rest follows from the server's present
-    /// one. On a server that has used more than four billion, a row from before may look like a new one: there its time
-    /// must fit as well.
-    fn proven(&self) -> String {
-        format!(
-            "c.xmin::text::bigint > 2 AND EXISTS (
-                 SELECT FROM {delivered} d, clock
-                 WHERE d.slot = $1 AND d.system = clock.system AND d.relation = c.tableoid
-                   AND {xid} >= d.since AND {xid} < d.until
-                   AND (clock.next < 4294967296 OR {instant} >= d.since_at)
-                 OFFSET 0)",
-            delivered = self.record.delivered(),
-            xid = XID,
-            instant = self.kind.instant(&self.time),
-        )
-    }
-
-    /// Dead letters have a retention of their own.
-    fn dead(&self) -> String {
-        let listed = format!(
-            "EXISTS (SELECT FROM {} l WHERE l.id = format('%s', c.{}) OFFSET 0)",
-            self.record.dead_lettered(),
-            self.id
-        );
-        match self.retention.keep_dead_lettered {
-            None => listed,
-            Some(keep) => format!("({} >= {} AND {listed})", self.time, self.kind.cutoff(keep)),
-        }
-    }
-
-    fn delete(&self, column: &str) -> String {
-        let Self { table, time, kind, .. } = self;
-        let lock = if self.may_lock { "FOR UPDATE OF c SKIP LOCKED" } else { "" };
-        // a place alone names a row of a plain table only
-        let of_that_partition =
-            if self.partitioned { "AND (o.tableoid, o.ctid) IN (SELECT part, place FROM doomed)" } else { "" };
-        format!(
-            "WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock($2) AS mine), {CLOCK},
-             doomed AS MATERIALIZED (
-                 SELECT c.tableoid AS part, c.ctid AS place FROM {table} c
-                 WHERE (SELECT mine FROM turn) AND {time} < {cutoff} AND {time} >= {from}
-                   AND {proven} AND NOT {dead}
-                 ORDER BY {time} LIMIT $4 OFFSET $5 {lock}
-             ), gone AS (
-                 DELETE FROM {table} o WHERE o.ctid = ANY (ARRAY(SELECT place FROM doomed)) {of_that_partition}
-                 RETURNING o.{column} AS at
-             )
-             SELECT (SELECT mine FROM turn), count(*), max(at)::text, (SELECT count(*) FROM doomed) FROM gone",
-            cutoff = kind.cutoff(self.retention.keep),
-            from = kind.parameter(3),
-            proven = self.proven(),
-            dead = self.dead(),
-        )
-    }
-
-    fn count(&self) -> String {
-        format!(
-            "WITH {CLOCK}, old AS (
-                 SELECT {proven} AS proven, {dead} AS dead,
-                        {XID} >= coalesce((SELECT max(d.since) FROM {delivered} d, clock
-                            WHERE d.slot = $1 AND d.system = clock.system AND d.relation = c.tableoid), {XID} + 1) AS ours
-                 FROM {table} c WHERE {time} < {cutoff}
-             )
-             SELECT count(*) FILTER (WHERE proven AND NOT dead), count(*) FILTER (WHERE proven AND dead),
-                    count(*) FILTER (WHERE NOT proven AND ours), count(*) FILTER (WHERE NOT proven AND NOT ours)
-             FROM old",
-            proven = self.proven(),
-            dead = self.dead(),
-            delivered = self.record.delivered(),
-            table = self.table,
-            time = self.time,
-            cutoff = self.kind.cutoff(self.retention.keep),
-        )
-    }
-}
-
-/// The server's next xid, all 64 bits of it, and which cluster it is.
-const CLOCK: &str = "clock AS MATERIALIZED (
-    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next,
-           (SELECT system_identifier::text FROM pg_control_system()) AS system)";
-/// All 64 bits of a row's xid.
-const XID: &str = "((SELECT next FROM clock) - ((SELECT next FROM clock) - c.xmin::text::bigint) % 4294967296)";
 
 /// Where a pass through one table stands.
 #[derive(Debug)]
@@ -321,6 +189,8 @@ pub struct Walk {
     most: u32,
     skip: i64,
     held_up: u32,
+    /// Partitions that will be dropped whole: nothing is deleted from them.
+    spared: Vec<u32>,
     statement: Option<Statement>,
 }
 
@@ -344,29 +214,30 @@ pub enum Batch {
 }
 
 impl Walk {
-    /// From the oldest row on, `batch` rows at a time.
-    pub fn new(plan: &Plan, batch: u32) -> Self {
+    /// From the oldest row on, `batch` rows at a time, except from partitions that will be dropped whole.
+    pub fn new(plan: &Plan, batch: u32, spared: Vec<u32>) -> Self {
         Self {
             from: plan.kind.beginning().to_owned(),
             batch: batch.min(FIRST_BATCH),
             most: batch,
             skip: 0,
             held_up: 0,
+            spared,
             statement: None,
         }
     }
 
     /// Deletes one batch.
     pub async fn step(&mut self, client: &Client, plan: &Plan) -> Result<Batch, PassError> {
-        // one lock for each table, in a corner of the space that others will hardly use
-        let lock = 0x7761_6c70_0000_0000_i64 | i64::from(plan.relation);
+        let lock = plan.lock();
         let limit = i64::from(self.batch);
         let statement = match self.statement.take() {
             Some(statement) => statement,
             None => client.prepare(&plan.delete).await.map_err(|source| plan.failed(source))?,
         };
         let began = Instant::now();
-        let row = client.query_one(&statement, &[&plan.slot, &lock, &self.from, &limit, &self.skip]).await;
+        let parameters: [&(dyn ToSql + Sync); 6] = [&plan.slot, &lock, &self.from, &limit, &self.skip, &self.spared];
+        let row = client.query_one(&statement, &parameters).await;
         let took = began.elapsed();
         self.statement = Some(statement);
         let row = match row {

@@ -14,6 +14,7 @@ use tokio_postgres::Client;
 use super::{
     Witness,
     fence::{Fence, Look, Standing},
+    keeping::{self, Kept},
     pass::{self, Batch, PassError, Plan, Walk, pause},
     record::{self, Record, RecordError},
 };
@@ -35,6 +36,9 @@ const RECORD_INTERVAL: Duration = Duration::from_secs(5);
 const LAST_CONFIRM: Duration = Duration::from_secs(1);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
+
+const ROWS_STAY: &str = "delivered rows of a table are not deleted";
+const PARTITIONS_STAY: &str = "partitions of a table are not all kept as configured";
 
 /// Why a turn failed.
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +73,8 @@ pub struct Upkeep {
     backoff: Backoff,
     /// What was last complained about.
     told: String,
-    /// … and about tables.
-    unfit: Vec<String>,
+    /// … and about tables: what that means, and why.
+    faults: Vec<(&'static str, String)>,
 }
 
 impl Upkeep {
@@ -91,7 +95,7 @@ impl Upkeep {
             pass: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
             told: String::new(),
-            unfit: Vec::new(),
+            faults: Vec::new(),
         }
     }
 
@@ -246,23 +250,38 @@ impl Upkeep {
     }
 
     async fn begin_pass(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
-        let (mut walks, mut unfit) = (Vec::new(), Vec::new());
+        let (mut walks, mut faults, mut dropped) = (Vec::new(), Vec::new(), 0);
         for outbox in self.config.outboxes.iter().rev() {
             match Plan::make(client, outbox, retention, &self.record).await {
                 Ok(plan) => {
-                    let walk = Walk::new(&plan, retention.batch);
+                    let kept = keeping::keep(client, (outbox, &plan), (retention, &self.record), false).await?;
+                    dropped += kept.rows();
+                    self.tell_of_partitions(&kept);
+                    let refused = kept.unfit.into_iter().chain(kept.refused);
+                    faults.extend(refused.map(|error| (PARTITIONS_STAY, error.to_string())));
+                    let walk = Walk::new(&plan, retention.batch, kept.spared);
                     walks.push((plan, walk));
                 }
-                Err(error @ PassError::Unfit { .. }) => unfit.push(error.to_string()),
+                Err(error @ PassError::Unfit { .. }) => faults.push((ROWS_STAY, error.to_string())),
                 Err(error) => return Err(error.into()),
             }
         }
-        for error in unfit.iter().filter(|error| !self.unfit.contains(error)) {
-            tracing::warn!(error, "delivered rows of a table are not deleted; looking again in each pass");
+        for (what, error) in faults.iter().filter(|fault| !self.faults.contains(fault)) {
+            tracing::warn!(error, "{what}; looking again in each pass");
         }
-        self.unfit = unfit;
-        self.pass = Some((walks, 0));
+        self.faults = faults;
+        self.pass = Some((walks, dropped));
         Ok(())
+    }
+
+    fn tell_of_partitions(&self, kept: &Kept) {
+        for partition in &kept.created {
+            tracing::info!(partition, "created a partition of the outbox");
+        }
+        for (partition, rows) in &kept.dropped {
+            tracing::info!(partition, rows, "dropped a partition: all its rows were delivered");
+        }
+        self.metrics.pruned_rows.inc_by(kept.rows());
     }
 
     /// One batch.

@@ -5,6 +5,7 @@
 mod services;
 
 mod access;
+mod ahead;
 mod ailments;
 mod applications;
 mod backfill;
@@ -36,6 +37,7 @@ mod outbox;
 mod own_sink;
 mod packaging;
 mod page;
+mod partitions;
 mod past;
 mod peek;
 mod polling;
