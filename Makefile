@@ -4,7 +4,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # the features for applications
 LIBRARIES := tokio-postgres,sqlx,diesel-async
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-page test-deploy deny crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention fmt
+.PHONY: help demo test test-page test-deploy deny crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention bench-waiting fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; C
 	@tests/services/fetch.sh servers >/dev/null
 	cargo test --test crash -- --nocapture whatever
 
-bench: bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
+bench: bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention bench-waiting ## Measure everything, against pg_recvlogical, on real Postgres and Kafka
 
 bench-drain: ## Measure a backlog's way into Kafka: rate, CPU and memory
 bench-latency: ## Measure 1,000 transactions a second: insert to append in Kafka
@@ -63,6 +63,11 @@ bench-drain bench-latency bench-once bench-start bench-polling:
 bench-retention: ## Measure inserts beside `walpost prune` of 500,000 rows: p99
 	@tests/services/setup.sh test
 	cargo bench --bench retention
+
+bench-waiting: ## Measure memory and CPU with a dead broker and 10 GB of WAL waiting (takes 20 GB of disk)
+	@tests/services/setup.sh servers
+	@tests/services/fetch.sh servers >/dev/null
+	cargo bench --bench waiting
 
 bench-stages: ## Measure parser, encoder and tracker alone: ns an event
 	@tests/services/setup.sh demo

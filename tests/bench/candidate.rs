@@ -12,9 +12,6 @@ use crate::{
     services::{walpost, walpost::Walpost},
 };
 
-/// Ticks of `/proc/<pid>/stat` per second; Linux shows this number to every program.
-const TICKS_PER_SECOND: f64 = 100.0;
-
 /// What is measured: `NAME=BINARY[,VARIABLE=VALUE…]` on the command line.
 #[derive(Debug)]
 pub struct Candidate {
@@ -107,15 +104,12 @@ pub struct Relay {
 impl Relay {
     /// CPU time of all its threads so far.
     pub fn cpu(&self) -> Duration {
-        cpu(self.walpost.process().pid())
+        self.walpost.process().cpu()
     }
 
     /// The most memory that was ever resident, in MB.
     pub fn peak_mb(&self) -> f64 {
-        let path = format!("/proc/{}/status", self.walpost.process().pid());
-        let status = fs::read_to_string(path).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a living process has memory");
-        line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number of kB") * 1024.0 / 1e6
+        self.walpost.peak_mb()
     }
 
     /// Fails when the process has ended.
@@ -128,13 +122,4 @@ impl Relay {
         let code = self.walpost.sigterm_and_wait(PATIENCE);
         assert_eq!(code, Some(0), "walpost did not stop cleanly:\n{}", self.walpost.log());
     }
-}
-
-/// User and system time of a process.
-pub fn cpu(pid: i32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a living process");
-    // the name before them stands in parentheses
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number of ticks")).sum();
-    Duration::from_secs_f64(ticks / TICKS_PER_SECOND)
 }

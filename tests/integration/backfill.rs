@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
-    bounds::{MEMORY_MB, peak_mb},
+    bounds::MEMORY_MB,
     halts::{claim_said, ids},
     ledger::{EVENT_TYPE, Verdict, Writers},
     outbox::{Outbox, PATIENCE, at_both_ends, lsn},
@@ -539,7 +539,7 @@ fn a_million_rows_cost_no_memory() {
     ));
     let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[ALL]);
     walpost.wait_for_log(8 * PATIENCE, "streaming slot=");
-    assert!(peak_mb(&walpost) < MEMORY_MB, "{} MB", peak_mb(&walpost));
+    assert!(walpost.peak_mb() < MEMORY_MB, "{} MB", walpost.peak_mb());
     wait_until_published(&walpost, &topic, 1_000_000);
 }
 

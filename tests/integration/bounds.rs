@@ -1,6 +1,6 @@
 //! What walpost may cost while the world misbehaves: memory, and CPU while it waits.
 
-use std::{fs, thread, time::Duration};
+use std::time::Duration;
 
 use crate::{
     ledger::TABLE,
@@ -22,28 +22,12 @@ pub const MEMORY_MB: f64 = 120.0;
 const WAITING_SHARE: f64 = 0.06;
 const WAITING: Duration = Duration::from_secs(8);
 
-/// The most memory that was ever resident, MB.
-pub fn peak_mb(walpost: &Walpost) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", walpost.process().pid())).expect("it lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a living process has memory");
-    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number of kB") * 1024.0 / 1e6
-}
-
 fn claim_small(walpost: &Walpost) {
-    assert!(peak_mb(walpost) < MEMORY_MB, "{} MB", peak_mb(walpost));
-}
-
-/// CPU seconds so far; a tick is a hundredth of one to every program on Linux.
-fn cpu(walpost: &Walpost) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", walpost.process().pid())).expect("it lives");
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number of ticks")).sum::<f64>() / 100.0
+    assert!(walpost.peak_mb() < MEMORY_MB, "{} MB", walpost.peak_mb());
 }
 
 fn claim_waiting_is_cheap(walpost: &Walpost) {
-    let before = cpu(walpost);
-    thread::sleep(WAITING);
-    let share = (cpu(walpost) - before) / WAITING.as_secs_f64();
+    let share = walpost.core_share(WAITING);
     println!("waiting takes {share:.3} of a core");
     assert!(share < WAITING_SHARE, "waiting takes {share:.3} of a core:\n{}", walpost.log());
 }
@@ -107,7 +91,7 @@ fn five_thousand_topics_cost_no_memory() {
     wait_until(4 * PATIENCE, "all topics have their events", || outbox.confirmed() >= end);
     claim_small(&walpost);
     let metrics = walpost.get("/metrics").body;
-    println!("{} MB, {} bytes of metrics", peak_mb(&walpost), metrics.len());
+    println!("{} MB, {} bytes of metrics", walpost.peak_mb(), metrics.len());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    bounds::{MEMORY_MB, peak_mb},
+    bounds::MEMORY_MB,
     outbox::{Outbox, PATIENCE, at_both_ends},
     services::{
         kafka::Kafka,
@@ -268,7 +268,7 @@ fn a_flood_of_poison_neither_starves_the_healthy_nor_fills_memory_or_log() {
     assert_eq!(case.read(&case.graves).len(), 2000);
     assert_eq!(case.read(&healthy).len(), 2000, "the healthy came twice");
     assert!(case.read(&topic).is_empty());
-    assert!(peak_mb(&walpost) < MEMORY_MB, "{} MB", peak_mb(&walpost));
+    assert!(walpost.peak_mb() < MEMORY_MB, "{} MB", walpost.peak_mb());
     assert!(walpost.log().lines().count() < 60, "{}", walpost.log());
 }
 
@@ -289,6 +289,6 @@ fn a_giant_is_buried_by_size_and_held_in_memory_once() {
     assert_eq!(ids(&case.read(&topic)), ["1", "3"]);
     let graves = case.read(&case.graves);
     assert_eq!((ids(&graves), graves[0].header("walpost_value_bytes")), (vec!["2"], Some("300000000")));
-    let peak = peak_mb(&walpost);
+    let peak = walpost.peak_mb();
     assert!(peak < 300.0 + MEMORY_MB, "it was held twice: {peak} MB");
 }

@@ -8,7 +8,6 @@ use std::{
 };
 
 use crate::{
-    bounds::peak_mb,
     outbox::{PATIENCE, stays},
     services::{kafka::Kafka, wait_until, walpost::Walpost},
 };
@@ -60,7 +59,7 @@ fn endless(frame: &'static [u8]) -> impl Fn(&mut TcpStream) -> std::io::Result<(
 fn claim_survives(walpost: &Walpost, what: &str) {
     wait_until(PATIENCE, &format!("{what}: not ready"), || walpost.get("/readyz").status == 503);
     stays(Duration::from_secs(4), &format!("{what}: it lives"), || walpost.get("/livez").status == 200);
-    assert!(peak_mb(walpost) < MEMORY_MB, "{what}: {} MB", peak_mb(walpost));
+    assert!(walpost.peak_mb() < MEMORY_MB, "{what}: {} MB", walpost.peak_mb());
     let log = walpost.log();
     assert!(!log.contains("panicked"), "{what}:\n{log}");
     assert!(log.lines().count() < 60, "{what} fills the log:\n{log}");

@@ -46,6 +46,14 @@ impl Process {
         self.pid
     }
 
+    /// CPU time of all its threads so far; a tick is a hundredth of a second to every program on Linux.
+    pub fn cpu(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("a living process");
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number of ticks")).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
     /// All it wrote so far, in all its lives if it was started again in the same folder.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()

@@ -114,10 +114,26 @@ impl Walpost {
         self.process.thaw();
     }
 
+    /// The share of a core that it takes during a while.
+    pub fn core_share(&self, during: Duration) -> f64 {
+        let before = self.process.cpu();
+        std::thread::sleep(during);
+        self.process.cpu().saturating_sub(before).as_secs_f64() / during.as_secs_f64()
+    }
+
     /// Resident memory in bytes.
     pub fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most memory that was ever resident, MB.
+    pub fn peak_mb(&self) -> f64 {
+        f64::from(u32::try_from(self.memory("VmHWM:") / 1024).expect("below 4 TB")) * 1024.0 / 1e6
+    }
+
+    fn memory(&self, what: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.pid())).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a living process has memory");
+        let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("a living process has memory");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") * 1024
     }
 
