@@ -18,6 +18,10 @@ use crate::{
 
 const ENDPOINT: &str = "WALPOST_TRACE_OTLP_ENDPOINT";
 
+/// Another way to read the table, and what the table lacks for it.
+const POLLED: [(&str, &str); 2] = [("WALPOST_POSTGRES_SOURCE", "poll"), ("WALPOST_POLL_INTERVAL_MS", "100")];
+const MARKS: &str = "ALTER TABLE outbox ADD delivered_at timestamptz, ADD attempts int NOT NULL DEFAULT 0";
+
 /// What is said once where spans are not taken.
 const AWAY: &str = "spans are not taken";
 
@@ -88,12 +92,10 @@ fn where_it_is_off_nobody_is_connected_to() {
 #[test]
 fn spans_add_up_to_what_is_delivered_and_lead_to_the_traces_of_the_events() {
     let once = ("WALPOST_KAFKA_DELIVERY", "exactly_once");
-    let polled = [("WALPOST_POSTGRES_SOURCE", "poll"), ("WALPOST_POLL_INTERVAL_MS", "100")];
-    let marks = "ALTER TABLE outbox ADD delivered_at timestamptz, ADD attempts int NOT NULL DEFAULT 0";
     thread::scope(|scope| {
         scope.spawn(|| claim_spans("at least once", &[], ""));
         scope.spawn(|| claim_spans("exactly once", &[once], ""));
-        scope.spawn(|| claim_spans("polled", &polled, marks));
+        scope.spawn(|| claim_spans("polled", &POLLED, MARKS));
     });
 }
 
@@ -191,6 +193,30 @@ fn a_batch_whose_session_fails_says_why_and_the_next_that_it_is_sent_again() {
     let again: Vec<_> = events.filter(|event| event.name == "walpost.sent_again").collect();
     assert_eq!(again.len(), 1, "{all:#?}");
     assert_eq!(attribute(&again[0].attributes, "error.type"), Some(code));
+}
+
+#[test]
+fn a_polled_event_that_is_refused_is_told_with_its_batch() {
+    let outbox = Outbox::shared(Version::NEWEST);
+    outbox.topic("t", 1);
+    outbox.kafka.create_topic(&outbox.topic_name("small"), 1, &[("max.message.bytes", "1000")]);
+    outbox.execute(MARKS);
+    let collector = Collector::start();
+    let url = collector.url();
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[&POLLED[..], &[(ENDPOINT, &url)]].concat());
+    // of a kind that no compression makes small
+    outbox.execute(
+        "INSERT INTO outbox (event_type, payload)
+         SELECT 'small', jsonb_agg(gen_random_uuid()) FROM generate_series(1, 200)
+         UNION ALL VALUES ('t', '1'::jsonb), ('t', '2'), ('small', '3')",
+    );
+    let told = |span: &Span| attribute(&span.attributes, "walpost.failed_count").is_some();
+    let span = wait_for(PATIENCE, "a span with what failed", || collector.spans().into_iter().find(told));
+    assert_eq!(number(&span, "walpost.failed_count"), 1);
+    assert_eq!(attribute(&span.attributes, "error.type").as_deref(), Some("MessageSizeTooLarge"));
+    assert!(failed(&span) && attribute(&span.attributes, "walpost.lsn").is_none(), "{span:?}");
+    outbox.wait_until_true(PATIENCE, "3 = (SELECT count(delivered_at) FROM outbox)");
+    stop(&walpost);
 }
 
 #[test]
