@@ -266,6 +266,22 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_begins_when_its_first_event_was_offered_and_says_for_how_long_it_was_held() {
+        let (mut recorder, mut batches, _) = recorder(8, 1);
+        let before = clock::unix_us();
+        recorder.held_since_us = before - 2 * HELD_US;
+        transaction(&mut recorder, "t", 10);
+        transaction(&mut recorder, "t", 20);
+        recorder.advance(Lsn(10));
+        let held = batches.try_recv().unwrap();
+        assert_eq!(held.began_us, before - 2 * HELD_US);
+        assert!(held.held_us >= 2 * HELD_US && held.ended_us >= before, "{held:?}");
+        recorder.advance(Lsn(20));
+        let prompt = batches.try_recv().unwrap();
+        assert!(prompt.held_us == 0 && prompt.began_us >= before, "{prompt:?}");
+    }
+
+    #[test]
     fn what_is_kept_has_a_bound_and_the_sums_are_right() {
         let (mut recorder, mut batches, _) = recorder(8, 1);
         (1..=5_000).for_each(|end| transaction(&mut recorder, "t", end));
