@@ -85,7 +85,7 @@ pub(super) async fn check(
     }
     match reaches(&config.kafka, &topics).await {
         Ok(reaches) => judge(consumer, &inbox(config), &memory, (reaches, findings)),
-        Err(error) => kafka::unknown(&error, findings),
+        Err(error) => kafka::unknown(&config.kafka, &topics, &error, findings),
     }
 }
 

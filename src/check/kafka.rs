@@ -66,6 +66,35 @@ pub(super) fn tool(config: &KafkaConfig, name: &str, arguments: &str) -> String 
     format!("`{name} --bootstrap-server {}{secured} {arguments}`", config.brokers)
 }
 
+/// The command that lets walpost's principal do something with topics.
+pub(super) fn grant(config: &KafkaConfig, operation: &str, topics: &[&str]) -> String {
+    let named: Vec<_> = topics.iter().map(|topic| format!("--topic {topic}")).collect();
+    let principal = config.properties.iter().find(|(name, _)| name == "sasl.username");
+    let principal = principal.map_or("NAME", |(_, user)| user.expose());
+    let arguments = format!("--add --allow-principal User:{principal} --operation {operation} {}", named.join(" "));
+    tool(config, "kafka-acls.sh", &arguments)
+}
+
+/// The command that changes a setting of a topic.
+pub(super) fn set(config: &KafkaConfig, topic: &str, setting: &str) -> String {
+    let arguments = format!("--alter --entity-type topics --entity-name {topic} --add-config {setting}");
+    tool(config, "kafka-configs.sh", &arguments)
+}
+
+/// The command that gives every partition of a topic three replicas, or as many as there are brokers.
+pub(super) fn more_replicas(config: &KafkaConfig, topic: &MetadataTopic, brokers: &[i32]) -> String {
+    let name = topic.name();
+    let partitions = topic.partitions().iter().map(|partition| {
+        let others = brokers.iter().filter(|broker| !partition.replicas().contains(broker));
+        let replicas: Vec<String> = partition.replicas().iter().chain(others).take(3).map(i32::to_string).collect();
+        let (number, replicas) = (partition.id(), replicas.join(","));
+        format!(r#"{{"topic":"{name}","partition":{number},"replicas":[{replicas}]}}"#)
+    });
+    let plan = format!(r#"{{"version":1,"partitions":[{}]}}"#, partitions.collect::<Vec<_>>().join(","));
+    let execute = tool(config, "kafka-reassign-partitions.sh", "--reassignment-json-file replicas.json --execute");
+    format!("`echo '{plan}' > replicas.json` and {execute}")
+}
+
 fn missing(config: &KafkaConfig, topic: &str, findings: &mut Findings) {
     if config.create_topics {
         return findings.ok("topic_missing", format!("topic {topic} does not exist yet; walpost creates it"));
@@ -136,12 +165,12 @@ async fn limits(config: &KafkaConfig, topics: &[Topic<'_>], payloads: &[Payload]
     let names: Vec<&str> = topics.iter().map(|topic| topic.found.name()).collect();
     let resources = match describe(config, &names).await {
         Ok(resources) => resources,
-        Err(error) => return unknown(&error, findings),
+        Err(error) => return unknown(config, &names, &error, findings),
     };
     for (topic, resource) in topics.iter().zip(resources) {
         match resource {
             Ok(resource) => topic.judge_settings(&resource, payloads, findings),
-            Err(error) => return unknown(&error.to_string(), findings),
+            Err(error) => return unknown(config, &names, &error.to_string(), findings),
         }
     }
 }
@@ -157,12 +186,12 @@ pub(super) async fn describe(
     admin.describe_configs(&specifiers, &options).await.map_err(|error| error.to_string())
 }
 
-pub(super) fn unknown(error: &str, findings: &mut Findings) {
+pub(super) fn unknown(config: &KafkaConfig, topics: &[&str], error: &str, findings: &mut Findings) {
     findings.warn(
         "topic_limits_unknown",
         format!("the topics' settings cannot be read: {error}"),
         "so whether large events will be taken is unknown",
-        "allow DescribeConfigs on the topics, if you want to know",
+        format!("{}, if you want to know", grant(config, "DescribeConfigs", topics)),
     );
 }
 
@@ -186,30 +215,13 @@ impl Topic<'_> {
                 "topic_replicas",
                 format!("topic {} has a partition with a single replica", self.found.name()),
                 "an event that was acknowledged is lost with that one broker's disk",
-                self.more_replicas(),
+                more_replicas(self.config, self.found, self.brokers),
             );
         }
     }
 
-    /// The command that gives every partition three replicas, or as many as there are brokers.
-    fn more_replicas(&self) -> String {
-        let name = self.found.name();
-        let partitions = self.found.partitions().iter().map(|partition| {
-            let others = self.brokers.iter().filter(|broker| !partition.replicas().contains(broker));
-            let replicas: Vec<String> = partition.replicas().iter().chain(others).take(3).map(i32::to_string).collect();
-            let (number, replicas) = (partition.id(), replicas.join(","));
-            format!(r#"{{"topic":"{name}","partition":{number},"replicas":[{replicas}]}}"#)
-        });
-        let plan = format!(r#"{{"version":1,"partitions":[{}]}}"#, partitions.collect::<Vec<_>>().join(","));
-        let execute =
-            tool(self.config, "kafka-reassign-partitions.sh", "--reassignment-json-file replicas.json --execute");
-        format!("`echo '{plan}' > replicas.json` and {execute}")
-    }
-
     fn set(&self, setting: &str) -> String {
-        let arguments =
-            format!("--alter --entity-type topics --entity-name {} --add-config {setting}", self.found.name());
-        tool(self.config, "kafka-configs.sh", &arguments)
+        set(self.config, self.found.name(), setting)
     }
 
     fn judge_settings(&self, resource: &ConfigResource, payloads: &[Payload], findings: &mut Findings) {
@@ -278,7 +290,7 @@ impl Topic<'_> {
             );
         } else if replicas > 1 && wanted == replicas {
             let fix = match replicas {
-                2 => self.more_replicas(),
+                2 => more_replicas(self.config, self.found, self.brokers),
                 _ => self.set(&format!("min.insync.replicas={}", replicas - 1)),
             };
             findings.warn(

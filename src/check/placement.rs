@@ -15,7 +15,11 @@ use rdkafka::{
     message::Headers as _,
 };
 
-use super::{Findings, consumer::Quiet, kafka::tool};
+use super::{
+    Findings,
+    consumer::Quiet,
+    kafka::{grant, tool},
+};
 use crate::{config::KafkaConfig, sink::reader_config};
 
 /// So many of the oldest records of a partition are looked at.
@@ -48,15 +52,12 @@ pub(super) async fn check(config: &KafkaConfig, mut topics: HashMap<String, usiz
     match seen.map_err(|error| error.to_string()).and_then(|seen| seen.map_err(|error| error.to_string())) {
         Ok(seen) => judge(config, &topics, seen, findings),
         Err(error) => {
-            let named: Vec<_> = topics.keys().map(|topic| format!("--topic {topic}")).collect();
-            let principal = config.properties.iter().find(|(name, _)| name == "sasl.username");
-            let principal = principal.map_or("NAME", |(_, user)| user.expose());
-            let grant = format!("--add --allow-principal User:{principal} --operation Read {}", named.join(" "));
+            let names: Vec<&str> = topics.keys().map(String::as_str).collect();
             findings.unknown(
                 "topic_records_unseen",
                 format!("records of the topics cannot be read: {error}"),
                 "whether partitions were added since the oldest of them is unknown",
-                format!("{}, if you want to know", tool(config, "kafka-acls.sh", &grant)),
+                format!("{}, if you want to know", grant(config, "Read", &names)),
             );
         }
     }

@@ -1,10 +1,10 @@
 //! Exactly-once delivery: the topic that holds the position, and what cannot be seen of the readers.
 
-use rdkafka::metadata::MetadataTopic;
+use rdkafka::metadata::{MetadataBroker, MetadataTopic};
 
 use super::{
     Findings,
-    kafka::{describe, metadata},
+    kafka::{describe, metadata, more_replicas, set},
 };
 use crate::{
     config::{Config, Delivery},
@@ -28,7 +28,8 @@ pub(super) async fn check(config: &Config, findings: &mut Findings) {
     match seen.topics().iter().find(|found| found.name() == topic) {
         None => missing(config, topic, findings).await,
         Some(found) => {
-            judge(found, seen.brokers().len(), findings);
+            let brokers: Vec<i32> = seen.brokers().iter().map(MetadataBroker::id).collect();
+            judge(config, found, &brokers, findings);
             judge_policy(config, topic, findings).await;
         }
     }
@@ -46,27 +47,29 @@ async fn missing(config: &Config, topic: &str, findings: &mut Findings) {
         "progress_topic_missing",
         format!("slot {slot} exists, and topic {topic}, the record of what was published from it, does not"),
         "nothing is published before somebody has said that it may come twice",
-        "walpost run --accept-duplicates, once",
+        "`walpost run --accept-duplicates`, once",
     );
 }
 
-fn judge(topic: &MetadataTopic, brokers: usize, findings: &mut Findings) {
+fn judge(config: &Config, topic: &MetadataTopic, brokers: &[i32], findings: &mut Findings) {
     let (name, partitions) = (topic.name(), topic.partitions().len());
     if partitions != 1 {
         return findings.error(
             "progress_topic_partitions",
             format!("topic {name} has {partitions} partitions and must have one"),
             "a position has one place",
-            "name another topic in kafka.progress_topic; walpost init creates it",
+            format!(
+                "set kafka.progress_topic to a name that no topic has, for example \"{name}-1\", and run `walpost init`"
+            ),
         );
     }
     let single = topic.partitions().iter().any(|partition| partition.replicas().len() == 1);
-    if brokers > 1 && single {
+    if brokers.len() > 1 && single {
         findings.warn(
             "progress_topic_replicas",
             format!("topic {name} has a single replica"),
             "with that one broker's disk the record of what was published is lost, and events come twice",
-            format!("raise its replication factor (kafka-reassign-partitions.sh), topic {name}"),
+            more_replicas(&config.kafka, topic, brokers),
         );
     }
 }
@@ -83,6 +86,6 @@ async fn judge_policy(config: &Config, topic: &str, findings: &mut Findings) {
         "progress_topic_policy",
         format!("topic {topic} has cleanup.policy = {policy}"),
         "the record of what was published is deleted when it is old, and then nothing is published until somebody decides",
-        format!("kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"),
+        set(&config.kafka, topic, "cleanup.policy=compact"),
     );
 }

@@ -77,7 +77,6 @@ fn held_back(database: &Database<'_>) -> f64 {
 
 /// What it takes while there is nothing that it could do.
 fn claim_small(when: &str, walpost: &Walpost) {
-    wait_until(PATIENCE, "walpost stops reading", || walpost.metric("walpost_in_flight_bytes") > 1e6);
     let share = walpost.core_share(WAITING);
     println!("{when}: peak {:.0} MB, {:.1} % of a core", walpost.peak_mb(), share * 100.0);
     assert!(walpost.peak_mb() < MEMORY_MB && share < CORE_SHARE, "{when}: beyond the bounds");

@@ -410,7 +410,11 @@ fn check_looks_at_the_progress_topic_and_says_what_it_cannot_see() {
     assert!(said.contains("keeps the record of what is published") && said.contains("cannot be seen"), "{said}");
     let progress = outbox.progress_topic();
     outbox.kafka.alter_topic(&progress, &[("cleanup.policy", "delete")]);
-    assert!(check().contains("cleanup.policy = delete"), "{}", check());
+    for said in
+        ["cleanup.policy = delete", "kafka-configs.sh --bootstrap-server", "--add-config cleanup.policy=compact"]
+    {
+        assert!(check().contains(said), "{}", check());
+    }
     outbox.kafka.delete_topic(&progress);
     assert!(check().contains("--accept-duplicates"), "{}", check());
     outbox.kafka.create_topic(&progress, 2, &[]);
