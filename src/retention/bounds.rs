@@ -154,9 +154,11 @@ impl Bounds {
             Key::Time(TimeKind::Timestamptz) => format!("({text})::timestamptz AT TIME ZONE 'UTC'"),
             Key::Time(TimeKind::Timestamp) => format!("({text})::timestamp"),
             Key::Time(TimeKind::Date) => format!("({text})::date::timestamp"),
-            Key::Time(TimeKind::UnixMillis) => {
-                format!("(to_timestamp(({text})::bigint / 1000.0) AT TIME ZONE 'UTC')")
-            }
+            // a number that is no time is as good as no end
+            Key::Time(TimeKind::UnixMillis) => format!(
+                "CASE WHEN ({text})::bigint BETWEEN -200000000000000 AND 9000000000000000
+                 THEN to_timestamp(({text})::bigint / 1000.0) AT TIME ZONE 'UTC' END"
+            ),
         };
         format!(
             "SELECT leaf, bound = 'DEFAULT' AS is_default, {lower} AS lower, {upper} AS upper FROM (
