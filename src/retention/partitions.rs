@@ -144,7 +144,8 @@ impl Partitions {
             }
             missing => missing?,
         };
-        for cell in &missing {
+        created.refused.extend(self.gap(&missing));
+        for cell in missing.iter().filter(|cell| is_free(cell)) {
             match self.create_one(client, plan, cell).await.or_else(|error| judge_create(error, cell)) {
                 Ok(name) => created.names.extend(name),
                 Err((over, unfit @ PassError::Unfit { .. })) => {
@@ -159,7 +160,15 @@ impl Partitions {
         Ok(created)
     }
 
-    /// The partitions that are to be created. Fails where the widths of those that are there differ.
+    /// Nothing fits in between: what is written there finds no place, and nobody would know before.
+    pub fn gap(&self, missing: &[Row]) -> Option<PassError> {
+        let cell = missing.iter().find(|cell| !is_free(cell))?;
+        let (from, to): (&str, &str) = (cell.get(1), cell.get(2));
+        let what = format!("partitions of table {} cover the range from {from} to {to} only in part", self.bounds.root);
+        Some(refused(what, "create one for the rest of it by hand, before inserts into it fail".to_owned()))
+    }
+
+    /// The partitions that are to be created, and ranges in which that is not possible. Fails where the widths of those that are there differ.
     pub async fn missing(&self, client: &Client, plan: &Plan) -> Result<Vec<Row>, PassError> {
         let Some(ahead) = self.ahead else { return Ok(Vec::new()) };
         let failed = |source| plan.failed(source);
@@ -216,6 +225,10 @@ impl Partitions {
         client.batch_execute(&sql).await.map_err(|source| plan.failed(source))?;
         Ok(name)
     }
+}
+
+fn is_free(cell: &Row) -> bool {
+    cell.get(3)
 }
 
 /// A refusal is about this partition alone, or, where it says so, about all; a lost link about everything.
