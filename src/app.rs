@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     admin::{self, Admin},
@@ -17,6 +17,7 @@ use crate::{
     sink::exactly_once::Accepted,
     sql,
     supervisor::{Ended, Shared, Supervisor},
+    trace,
 };
 
 /// How often the pipeline's thread shows that it is alive.
@@ -24,6 +25,9 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long the last record of what was delivered may take at a stop.
 const LAST_RECORD: Duration = Duration::from_secs(2);
+
+/// How long the last spans may take at a stop.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +73,7 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     let stopping = wish.clone();
     let (tell_pause, pause) = watch::channel(false);
     let signals = Signals { wish, server, pause, drain_timeout: config.shutdown.drain_timeout };
-    let supervisor = Supervisor::accepting(accepted, config.clone(), shared.clone(), signals)?;
+    let mut supervisor = Supervisor::accepting(accepted, config.clone(), shared.clone(), signals)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         postgres = config.postgres.conninfo.redacted(),
@@ -106,6 +110,10 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     let mut prepared = supervisor.prepared.subscribe();
     let (tell_stop, stop) = watch::channel(false);
     // a table that is polled says itself what was delivered
+    let exporter = trace::start(config, &shared.metrics).map(|(recorder, exporter)| {
+        supervisor.trace_by(recorder);
+        runtime.spawn(exporter.run(stop.clone()))
+    });
     let upkeep = Upkeep::new(config, &shared).run(supervisor.prepared.subscribe(), stop);
     let upkeep = (!polls).then(|| runtime.spawn(upkeep));
     let watched = config.clone();
@@ -127,15 +135,20 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
         .map_err(StartError::Runtime)?;
     let ended = runtime.block_on(end);
     tell_stop.send_replace(true);
-    if let Some(upkeep) = upkeep {
-        let _ = runtime.block_on(async { tokio::time::timeout(LAST_RECORD, upkeep).await });
-    }
+    let _ = runtime.block_on(async { tokio::join!(within(LAST_RECORD, upkeep), within(LAST_SPANS, exporter)) });
     runtime.shutdown_timeout(Duration::from_millis(200));
     // the thread never drops its end without a word, unless it panicked; then the slot has kept everything
     let ended = ended.unwrap_or(Ok(Ended::Halted))?;
     service_manager::tell_the_end(ended, shared.health.last_error());
     tracing::info!(exit_code = ended.exit_code(), lsn = %shared.progress.confirmed_lsn(), "stopped");
     Ok(ended)
+}
+
+/// Waits for a task to end, where there is one, and not for long.
+async fn within(limit: Duration, task: Option<JoinHandle<()>>) {
+    if let Some(task) = task {
+        let _ = tokio::time::timeout(limit, task).await;
+    }
 }
 
 /// What `walpost check` would say of the database, once, for the log.

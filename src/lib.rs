@@ -100,6 +100,8 @@ pub mod status_command;
 pub mod supervisor;
 #[cfg(feature = "relay")]
 pub mod tailer;
+#[cfg(feature = "relay")]
+pub mod trace;
 
 #[cfg(feature = "outbox")]
 pub mod inbox;

@@ -36,6 +36,7 @@ use crate::{
         slot::{self, SlotFound},
         whereabouts::{self, Whereabouts},
     },
+    trace::{Recorder, Traced},
 };
 use reasons::{part, reason, sink_reason, slot_is_taken};
 use renewal::Birth;
@@ -137,6 +138,8 @@ pub struct Supervisor {
     fill: Option<Box<Fill>>,
     /// When what failed is tried again, where the tables are polled.
     retries: Vec<Retry>,
+    /// Adds up spans, where they are wanted.
+    recorder: Option<Recorder>,
     /// The slot was held in this process: when it is gone, it was taken away.
     held: bool,
     /// Turns true once tables, publication and slot are there.
@@ -172,6 +175,7 @@ impl Supervisor {
             system: None,
             fill: None,
             retries: Vec::new(),
+            recorder: None,
             held: false,
             prepared: watch::Sender::new(false),
         })
@@ -180,6 +184,11 @@ impl Supervisor {
     /// Where it tells how it stands.
     pub fn progress(&self) -> Arc<Progress> {
         Arc::clone(&self.shared.progress)
+    }
+
+    /// Tells a recorder of every batch.
+    pub(crate) fn trace_by(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
     }
 
     /// Publishes rows that are in the table, and no more.
@@ -285,20 +294,23 @@ impl Supervisor {
         let outcome = match sink {
             SessionSink::AtLeastOnce(sink) => {
                 self.memory.lend(sink);
-                let session = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale);
+                let mut traced = Traced::new(&mut **sink, self.recorder.as_mut());
+                let session = run_session(&mut *source, &mut traced, stages, &mut self.signals, telltale);
                 let outcome = self.birth.guard(changing, session).await;
                 self.memory.take_back(sink);
                 outcome
             }
             SessionSink::ExactlyOnce(sink) => {
                 sink.prepare(here, std::mem::take(&mut self.learned));
-                let session = run_session(&mut *source, &mut **sink, stages, &mut self.signals, telltale);
+                let mut traced = Traced::new(&mut **sink, self.recorder.as_mut());
+                let session = run_session(&mut *source, &mut traced, stages, &mut self.signals, telltale);
                 let outcome = self.birth.guard(changing, session).await;
                 self.learned = sink.leave();
                 outcome
             }
             SessionSink::Taken => Ok(()),
         };
+        self.tell_recorder(&outcome);
         outcome.map(|()| Over::AsAsked)
     }
 
@@ -310,10 +322,18 @@ impl Supervisor {
         let telltale = Telltale { metrics: &self.shared.metrics, progress: &self.shared.progress };
         let witnesses = Witnesses { telltale, health: &self.shared.health };
         let way = (&self.config, self.sending.mode != Mode::Normal);
-        let mut session = poll::Session::new(&mut queue, (sink, &mut self.stages), way, witnesses);
+        let traced = Traced::that_lets_go(sink, self.recorder.as_mut());
+        let mut session = poll::Session::new(&mut queue, (traced, &mut self.stages), way, witnesses);
         let session = session.run(&mut self.retries, &mut self.signals);
         let outcome = self.birth.guard((&self.config.kafka, &self.shared.health), session).await;
+        self.tell_recorder(&outcome);
         outcome.map(|()| Over::AsAsked)
+    }
+
+    fn tell_recorder(&mut self, outcome: &Result<(), SessionError>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.session_over(outcome.as_ref().err());
+        }
     }
 
     /// Publishes the rows that stand before the stream, then gives the slot its name.

@@ -24,7 +24,7 @@ use std::{
 pub use self::fault::{Fault, Faults, Origin};
 pub use self::reference::reference;
 use self::{reader::Reader, value::Entries};
-pub use crate::{admin::AdminToken, table_name::TableName};
+pub use crate::{admin::AdminToken, table_name::TableName, trace::Endpoint};
 
 /// The file that is read when none is named and it exists.
 pub const DEFAULT_FILE: &str = "walpost.toml";
@@ -154,6 +154,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// Logging.
     pub log: LogConfig,
+    /// Spans.
+    pub trace: TraceConfig,
 }
 
 /// `[postgres]`
@@ -421,6 +423,17 @@ pub struct LogConfig {
     pub format: LogFormat,
     /// `error` … `trace`, or a tracing filter such as `walpost=debug,info`. Default `info`.
     pub level: String,
+}
+
+/// `[trace]`
+#[derive(Debug, Clone)]
+pub struct TraceConfig {
+    /// `otlp_endpoint`: the collector that spans are sent to, an `http://` URL with a port. Default `None`: there are none.
+    pub otlp_endpoint: Option<Endpoint>,
+    /// What the spans' resource is called, `service.name`. Default `walpost`.
+    pub service_name: String,
+    /// Of so many batches one has a span, 1 to 1,000,000; one that fails always has. Default 1.
+    pub one_in: u32,
 }
 
 /// How a log line looks.

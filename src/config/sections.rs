@@ -2,6 +2,7 @@
 
 mod kafka;
 mod retention;
+mod trace;
 
 use std::time::Duration;
 
@@ -45,7 +46,8 @@ pub(super) fn config(root: &mut Section<'_>, pgpassword: Option<Secret>) -> Opti
     });
     let http = within(root, "http", http);
     let log = within(root, "log", log_section);
-    Some(Config { postgres: postgres?, outboxes, route, kafka, limits, poll, retention, shutdown, http, log })
+    let trace = within(root, "trace", trace::trace);
+    Some(Config { postgres: postgres?, outboxes, route, kafka, limits, poll, retention, shutdown, http, log, trace })
 }
 
 fn within<T>(root: &mut Section<'_>, key: &str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {

@@ -397,6 +397,25 @@ fn polling_is_chosen_by_a_word_and_its_columns_are_mapped_like_others() {
 }
 
 #[test]
+fn spans_are_off_unless_a_collector_is_named() {
+    let off = file("").unwrap().trace;
+    assert_eq!((off.otlp_endpoint, off.service_name.as_str(), off.one_in), (None, "walpost", 1));
+    let text = "[trace]\notlp_endpoint = 'http://localhost:4318'\nservice_name = 'shop'\none_in = 10";
+    let on = file(text).unwrap().trace;
+    assert_eq!(on.otlp_endpoint.unwrap().to_string(), "http://localhost:4318/v1/traces");
+    assert_eq!((on.service_name.as_str(), on.one_in), ("shop", 10));
+    let text = faults(file("[trace]\notlp_endpoint = 'https://localhost:4318'\none_in = 0"));
+    for part in [
+        "trace.otlp_endpoint (walpost.toml:2): is https, and spans are sent over plain http only; let a collector",
+        "trace.one_in (walpost.toml:3): must be a whole number from 1 to 1000000",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let fault = only_fault(load_with("", &[URL, ("WALPOST_TRACE_OTLP_ENDPOINT", "")], &[]));
+    assert!(fault.contains("is empty"), "{fault}");
+}
+
+#[test]
 fn the_example_states_the_defaults_and_every_key() {
     let example = include_str!("../../deploy/walpost.example.toml");
     let environment = || std::iter::empty::<(OsString, OsString)>();

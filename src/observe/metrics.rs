@@ -64,6 +64,8 @@ pub struct Metrics {
     pub poll_failures: IntCounter,
     /// `walpost_poll_failed_events`
     pub poll_failed_events: IntGauge,
+    /// `walpost_trace_spans_dropped_total`
+    pub trace_spans_dropped: IntCounter,
     /// `walpost_halted{reason}`: 1 while walpost stands still until a human acts
     pub halted: GaugeVec,
     /// `walpost_trouble{part}`: what `/readyz` names, 1 while it does
@@ -203,6 +205,10 @@ impl Metrics {
                     "Polling: events that wait to be tried again after a failure; counted to 1000 for each table.",
                 )
                 .expect("the name is legal"),
+            ),
+            trace_spans_dropped: counter(
+                "trace_spans_dropped_total",
+                "Spans that were not exported: the collector was away or slow and the queue full, or it refused them.",
             ),
             halted: register(
                 &registry,
@@ -515,6 +521,7 @@ mod tests {
             "outbox_rows",
             "poll_failures_total",
             "poll_failed_events",
+            "trace_spans_dropped_total",
             "halted",
             "streaming",
             "paused",

@@ -35,6 +35,7 @@ use crate::{
         SourceError,
         queue::{Place, Queue, Which},
     },
+    trace::Traced,
 };
 
 /// After so many rows the loop looks at wishes and reports, however much more has arrived.
@@ -72,7 +73,7 @@ struct Passed {
 /// State of the loop.
 pub struct Session<'a> {
     queue: &'a mut Queue,
-    sink: &'a mut KafkaSink,
+    sink: Traced<'a, KafkaSink>,
     stages: &'a mut Stages,
     poll: &'a PollConfig,
     retention: Option<RetentionConfig>,
@@ -93,7 +94,7 @@ impl<'a> Session<'a> {
     /// A session with a producer that has sent nothing yet. `isolated`: each record is to be sent alone.
     pub fn new(
         queue: &'a mut Queue,
-        (sink, stages): (&'a mut KafkaSink, &'a mut Stages),
+        (sink, stages): (Traced<'a, KafkaSink>, &'a mut Stages),
         (config, isolated): (&'a Config, bool),
         witnesses: Witnesses<'a>,
     ) -> Self {
@@ -301,7 +302,7 @@ impl<'a> Session<'a> {
             if !batch.holds_back(claimed.key) {
                 let commit_us = claimed.created_us.unwrap_or(batch.now_us());
                 let open = Open { commit_us, position: Position::default(), row: Some(self.number) };
-                match self.stages.publish(claimed.relation.oid, claimed.row, open, self.sink) {
+                match self.stages.publish(claimed.relation.oid, claimed.row, open, &mut self.sink) {
                     Ok(Sent::Full) => return Ok(true),
                     Ok(Sent::Yes) => {
                         batch.sent(&claimed);

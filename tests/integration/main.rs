@@ -51,5 +51,6 @@ mod secured;
 mod servers;
 mod service_manager;
 mod stream;
+mod traces;
 mod verdicts;
 mod victim;

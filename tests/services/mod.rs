@@ -9,6 +9,7 @@
 pub mod account;
 pub mod browser;
 pub mod certificates;
+pub mod collector;
 pub mod database;
 pub mod http;
 pub mod kafka;

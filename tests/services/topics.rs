@@ -211,11 +211,16 @@ impl Reader {
         Self { consumer, unfinished, records: Vec::new() }
     }
 
+    /// Millions of records may take a while: what is waited for is the next one, or the next end.
     fn read_all(mut self) -> Vec<Received> {
-        wait_until(PATIENCE, "the end of all partitions", || {
-            self.poll();
-            self.is_at_end()
-        });
+        while !self.is_at_end() {
+            let far = |reader: &Self| (reader.records.len(), reader.unfinished.values().sum::<usize>());
+            let before = far(&self);
+            wait_until(PATIENCE, "the end of all partitions", || {
+                self.poll();
+                far(&self) != before
+            });
+        }
         self.records
     }
 
