@@ -82,7 +82,10 @@ async fn partitions(
     (retention, record): (&RetentionConfig, &Record),
 ) -> Result<(), PassError> {
     match Partitions::make(client, (outbox, plan), retention, record).await? {
-        Some(partitions) => partitions.missing(client, plan).await.map(drop),
+        Some(partitions) => {
+            let missing = partitions.missing(client, plan).await?;
+            partitions.gap(&missing).map_or(Ok(()), Err)
+        }
         None => Ok(()),
     }
 }

@@ -110,8 +110,8 @@ impl Bounds {
         )
     }
 
-    /// The partition that is written to now and so many behind it, as far as none touches them: a name's end, and both bounds
-    /// as the column has them.
+    /// The partition that is written to now and so many behind it, as far as something of them is not covered: a name's end,
+    /// both bounds as the column has them, and whether no partition touches it.
     pub(super) fn missing(&self, width: &Width, ahead: u32) -> String {
         // the width is the server's own text, without a quote in it
         let Width { anchor, step, .. } = width;
@@ -127,9 +127,13 @@ impl Bounds {
                  FROM here, generate_series({first}::bigint - 1, {first}::bigint + {ahead} + 2) k
                  WHERE anchor + step * (k + 1)::{factor} > present ORDER BY k LIMIT {ahead} + 1
              )
-             SELECT {name}, {from}, {to} FROM cells
-             WHERE NOT EXISTS (SELECT FROM known b WHERE NOT b.is_default
-                 AND (b.lower IS NULL OR b.lower < cells.upper) AND (b.upper IS NULL OR b.upper > cells.lower))
+             SELECT {name}, {from}, {to}, free FROM (
+                 SELECT cells.*, greatest(lower, present) AS rest, NOT EXISTS (SELECT FROM known b WHERE NOT b.is_default
+                     AND (b.lower IS NULL OR b.lower < cells.upper) AND (b.upper IS NULL OR b.upper > cells.lower)) AS free
+                 FROM cells, here) cells
+             WHERE free OR NOT EXISTS (SELECT FROM known WHERE is_default) AND upper - rest > (
+                 SELECT coalesce(sum(least(b.upper, cells.upper) - greatest(b.lower, rest)), rest - rest)
+                 FROM known b WHERE (b.lower IS NULL OR b.lower < cells.upper) AND (b.upper IS NULL OR b.upper > rest))
              ORDER BY lower",
             catalog = self.catalog(),
             from = bound.replace(BOUND, "lower"),
@@ -154,9 +158,11 @@ impl Bounds {
             Key::Time(TimeKind::Timestamptz) => format!("({text})::timestamptz AT TIME ZONE 'UTC'"),
             Key::Time(TimeKind::Timestamp) => format!("({text})::timestamp"),
             Key::Time(TimeKind::Date) => format!("({text})::date::timestamp"),
-            Key::Time(TimeKind::UnixMillis) => {
-                format!("(to_timestamp(({text})::bigint / 1000.0) AT TIME ZONE 'UTC')")
-            }
+            // a number that is no time is as good as no end
+            Key::Time(TimeKind::UnixMillis) => format!(
+                "CASE WHEN ({text})::bigint BETWEEN -200000000000000 AND 9000000000000000
+                 THEN to_timestamp(({text})::bigint / 1000.0) AT TIME ZONE 'UTC' END"
+            ),
         };
         format!(
             "SELECT leaf, bound = 'DEFAULT' AS is_default, {lower} AS lower, {upper} AS upper FROM (

@@ -1,12 +1,7 @@
 //! Partitions of an outbox that is partitioned by range of its timestamp or its id: delivered ones are dropped whole, those
 //! to come are created in time.
 //!
-//! A partition is dropped in one transaction that first keeps writers out of it (SHARE), then looks at every row, and only
-//! then detaches and drops it. Its age picks it and proves nothing: each row must be as a pass would delete it. Not
-//! `DETACH … CONCURRENTLY`: while that is pending, the server publishes nothing of what a transaction with an older snapshot
-//! still writes into the partition (see `docs/decisions/0012-partitions.md`).
-//!
-//! What the server refuses about one partition is told, and keeps nothing else from being done.
+//! How one is dropped stands in `dropping`. What the server refuses about one partition is told, and keeps nothing else from being done.
 
 use std::time::Duration;
 
@@ -28,17 +23,19 @@ use crate::{
 const GRACE: Duration = Duration::from_hours(24);
 /// What a partition's name has beside the table's, 20 bytes at most, leaves so many of the 63.
 const NAME_BYTES: usize = 43;
+/// Others wait for what is done in this time.
+pub(super) const MOMENT: &str = "2s";
 /// Names all of this for machines.
 const CODE: &str = "retention_partitions";
 
 /// The partitions of an outbox, and what is to become of them.
 #[derive(Debug)]
 pub struct Partitions {
-    bounds: Bounds,
+    pub(super) bounds: Bounds,
     schema: String,
     table: String,
-    owner: String,
-    record: Record,
+    pub(super) owner: String,
+    pub(super) record: Record,
     drop: bool,
     /// So many behind the present one are to be there; `None`: none is created.
     ahead: Option<u32>,
@@ -53,17 +50,6 @@ pub struct Whole {
     pub relation: u32,
     /// Nothing is expected in it any more.
     pub has_ended: bool,
-}
-
-/// What became of a partition that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It was dropped, or would be, with so many rows.
-    Dropped(u64),
-    /// It holds rows that must stay.
-    Stays,
-    /// Somebody uses it, or another cleaner is at the table.
-    Busy,
 }
 
 /// The partitions that were created, and why others were not.
@@ -142,89 +128,8 @@ impl Partitions {
         Ok(rows.map_err(|source| plan.failed(source))?.iter().map(whole).collect())
     }
 
-    /// Drops a partition if every row in it has been delivered and may go; `only_look`: says whether it would.
-    pub async fn drop(
-        &self,
-        client: &Client,
-        (plan, ended): (&Plan, &Whole),
-        only_look: bool,
-    ) -> Result<Fate, PassError> {
-        if only_look {
-            return self.look(client, plan, ended).await;
-        }
-        match self.drop_or_fail(client, plan, ended).await {
-            Ok(Fate::Dropped(rows)) => match client.batch_execute("COMMIT").await {
-                Ok(()) => Ok(Fate::Dropped(rows)),
-                Err(source) => Err(plan.failed(source)),
-            },
-            outcome => {
-                client.batch_execute("ROLLBACK").await.map_err(|source| plan.failed(source))?;
-                outcome.or_else(|error| self.judge_drop(error, ended))
-            }
-        }
-    }
-
-    async fn drop_or_fail(&self, client: &Client, plan: &Plan, ended: &Whole) -> Result<Fate, PassError> {
-        let failed = |source| plan.failed(source);
-        // a row that someone has written and not committed holds a lock that this waits for
-        client.batch_execute("BEGIN; SET LOCAL statement_timeout = '10min'").await.map_err(failed)?;
-        if !self.takes_turn(client, plan).await? {
-            return Ok(Fate::Busy);
-        }
-        client.batch_execute(&format!("LOCK TABLE ONLY {} IN SHARE MODE", ended.name)).await.map_err(failed)?;
-        let fate = self.look(client, plan, ended).await?;
-        if let Fate::Dropped(_) = fate {
-            let detach = format!(
-                "ALTER TABLE {} DETACH PARTITION {name}; DROP TABLE {name}",
-                self.bounds.root,
-                name = ended.name
-            );
-            client.batch_execute(&detach).await.map_err(failed)?;
-            // its oid may come to name another table
-            let forget = format!(
-                "DELETE FROM {} d WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = d.relation)",
-                self.record.delivered()
-            );
-            client.batch_execute(&forget).await.map_err(failed)?;
-        }
-        Ok(fate)
-    }
-
-    /// A refusal is about this partition alone; a lost link about everything.
-    fn judge_drop(&self, error: PassError, ended: &Whole) -> Result<Fate, PassError> {
-        let PassError::Sql { table, source } = error else { return Err(error) };
-        let Some(code) = source.code() else { return Err(PassError::Sql { table, source }) };
-        let (name, owner) = (&ended.name, quote_identifier(&self.owner));
-        let fix = match *code {
-            // another cleaner, or its owner, was faster
-            SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED | SqlState::UNDEFINED_TABLE => {
-                return Ok(Fate::Busy);
-            }
-            SqlState::INSUFFICIENT_PRIVILEGE => format!("ALTER TABLE {name} OWNER TO {owner}"),
-            SqlState::DEPENDENT_OBJECTS_STILL_EXIST => {
-                "drop the view or foreign key that depends on it, or make it depend on the root".to_owned()
-            }
-            SqlState::QUERY_CANCELED => "its rows took over ten minutes to look at; drop it by hand once \
-                 `walpost prune --dry-run` names it"
-                .to_owned(),
-            _ => "mend what the server says; its rows are deleted one by one meanwhile".to_owned(),
-        };
-        Err(refused(format!("partition {name} of {table} cannot be dropped: {}", chain(&source)), fix))
-    }
-
-    async fn look(&self, client: &Client, plan: &Plan, ended: &Whole) -> Result<Fate, PassError> {
-        let failed = |source| plan.failed(source);
-        let stays = client.query_one(&plan.stays(&ended.name), &[&self.record.slot()]).await.map_err(failed)?;
-        if stays.get(0) {
-            return Ok(Fate::Stays);
-        }
-        let count =
-            client.query_one(&format!("SELECT count(*) FROM ONLY {}", ended.name), &[]).await.map_err(failed)?;
-        Ok(Fate::Dropped(count.get::<_, i64>(0).unsigned_abs()))
-    }
-
     /// Within a transaction: false while another cleaner is at this table.
-    async fn takes_turn(&self, client: &Client, plan: &Plan) -> Result<bool, PassError> {
+    pub(super) async fn takes_turn(&self, client: &Client, plan: &Plan) -> Result<bool, PassError> {
         let row = client.query_one("SELECT pg_try_advisory_xact_lock($1)", &[&plan.lock()]).await;
         Ok(row.map_err(|source| plan.failed(source))?.get(0))
     }
@@ -239,25 +144,31 @@ impl Partitions {
             }
             missing => missing?,
         };
-        for cell in &missing {
-            client.batch_execute("BEGIN").await.map_err(|source| plan.failed(source))?;
-            let attached = match self.takes_turn(client, plan).await {
-                Ok(true) => self.attach(client, plan, cell).await.map(Some),
-                Ok(false) => Ok(None),
-                Err(error) => Err(error),
-            };
-            let end = if matches!(attached, Ok(Some(_))) { "COMMIT" } else { "ROLLBACK" };
-            client.batch_execute(end).await.map_err(|source| plan.failed(source))?;
-            match attached.or_else(|error| judge_create(error, cell)) {
+        created.refused.extend(self.gap(&missing));
+        for cell in missing.iter().filter(|cell| is_free(cell)) {
+            match self.create_one(client, plan, cell).await.or_else(|error| judge_create(error, cell)) {
                 Ok(name) => created.names.extend(name),
-                Err(unfit @ PassError::Unfit { .. }) => created.refused.push(unfit),
-                Err(error) => return Err(error),
+                Err((over, unfit @ PassError::Unfit { .. })) => {
+                    created.refused.push(unfit);
+                    if over {
+                        break;
+                    }
+                }
+                Err((_, error)) => return Err(error),
             }
         }
         Ok(created)
     }
 
-    /// The partitions that are to be created. Fails where the widths of those that are there differ.
+    /// Nothing fits in between: what is written there finds no place, and nobody would know before.
+    pub fn gap(&self, missing: &[Row]) -> Option<PassError> {
+        let cell = missing.iter().find(|cell| !is_free(cell))?;
+        let (from, to): (&str, &str) = (cell.get(1), cell.get(2));
+        let what = format!("partitions of table {} cover the range from {from} to {to} only in part", self.bounds.root);
+        Some(refused(what, "create one for the rest of it by hand, before inserts into it fail".to_owned()))
+    }
+
+    /// The partitions that are to be created, and ranges in which that is not possible. Fails where the widths of those that are there differ.
     pub async fn missing(&self, client: &Client, plan: &Plan) -> Result<Vec<Row>, PassError> {
         let Some(ahead) = self.ahead else { return Ok(Vec::new()) };
         let failed = |source| plan.failed(source);
@@ -279,17 +190,33 @@ impl Partitions {
         client.query(&self.bounds.missing(&width, ahead), &[]).await.map_err(failed)
     }
 
-    /// Made first and attached then: `CREATE TABLE … PARTITION OF` would keep all writers out.
+    async fn create_one(&self, client: &Client, plan: &Plan, cell: &Row) -> Result<Option<String>, PassError> {
+        client.batch_execute("BEGIN").await.map_err(|source| plan.failed(source))?;
+        let created = match self.takes_turn(client, plan).await {
+            Ok(true) => self.attach(client, plan, cell).await.map(Some),
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
+        if !matches!(created, Ok(Some(_))) {
+            client.batch_execute("ROLLBACK").await.map_err(|source| plan.failed(source))?;
+        }
+        created
+    }
+
+    /// Made first and attached then: `CREATE TABLE … PARTITION OF` would keep all writers out. The server commits at once: a
+    /// DEFAULT partition is locked, and looked through, meanwhile.
     async fn attach(&self, client: &Client, plan: &Plan, cell: &Row) -> Result<String, PassError> {
         let (end, from, to): (&str, &str, &str) = (cell.get(0), cell.get(1), cell.get(2));
         let stem = &self.table[..self.table.floor_char_boundary(NAME_BYTES)];
         let name = format!("{}.{}", quote_identifier(&self.schema), quote_identifier(&format!("{stem}_{end}")));
         // LIKE without IDENTITY: the root's counts for what comes through it
         let sql = format!(
-            "CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED \
+            "SET LOCAL statement_timeout = '{MOMENT}';
+             CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED \
                  INCLUDING STORAGE INCLUDING INDEXES);
              ALTER TABLE {name} OWNER TO {owner};
-             ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to})",
+             ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to});
+             COMMIT",
             root = self.bounds.root,
             owner = quote_identifier(&self.owner),
             from = quote_literal(from),
@@ -300,10 +227,14 @@ impl Partitions {
     }
 }
 
-/// A refusal is about this partition alone; a lost link about everything.
-fn judge_create(error: PassError, cell: &Row) -> Result<Option<String>, PassError> {
-    let PassError::Sql { table, source } = error else { return Err(error) };
-    let Some(code) = source.code() else { return Err(PassError::Sql { table, source }) };
+fn is_free(cell: &Row) -> bool {
+    cell.get(3)
+}
+
+/// A refusal is about this partition alone, or, where it says so, about all; a lost link about everything.
+fn judge_create(error: PassError, cell: &Row) -> Result<Option<String>, (bool, PassError)> {
+    let PassError::Sql { table, source } = error else { return Err((true, error)) };
+    let Some(code) = source.code() else { return Err((true, PassError::Sql { table, source })) };
     let fix = match *code {
         SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED => return Ok(None),
         SqlState::CHECK_VIOLATION => {
@@ -315,14 +246,30 @@ fn judge_create(error: PassError, cell: &Row) -> Result<Option<String>, PassErro
         SqlState::INSUFFICIENT_PRIVILEGE => {
             "walpost's role must be a member of the table's owner, and both may CREATE in the schema"
         }
+        SqlState::QUERY_CANCELED => {
+            "it took too long: the server looks through the DEFAULT partition, to which nobody can write meanwhile; make that \
+             one smaller, or create those to come by hand"
+        }
         _ => "mend what the server says, or create it by hand",
     };
     let (from, to): (&str, &str) = (cell.get(1), cell.get(2));
     let what = format!("the partition of {table} from {from} to {to} cannot be created: {}", chain(&source));
-    Err(refused(what, fix.to_owned()))
+    Err((*code == SqlState::QUERY_CANCELED, refused(what, fix.to_owned())))
 }
 
-fn refused(what: String, fix: String) -> PassError {
+/// What the server refuses is about this table alone; a lost link is about everything.
+pub(super) fn contain(error: PassError) -> Result<PassError, PassError> {
+    match error {
+        PassError::Sql { table, source } if source.code().is_some() => Ok(refused(
+            format!("partitions of {table} cannot be kept: {}", chain(&source)),
+            "mend what the server says".to_owned(),
+        )),
+        PassError::Unfit { .. } => Ok(error),
+        error => Err(error),
+    }
+}
+
+pub(super) fn refused(what: String, fix: String) -> PassError {
     PassError::Unfit { code: CODE, what, fix }
 }
 

@@ -285,7 +285,8 @@ pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) 
              (SELECT string_agg(i.inhparent || ':' || i.xmin, ',' ORDER BY i.inhrelid)
               FROM pg_partition_ancestors(l.relation) a JOIN pg_inherits i ON i.inhrelid = a.relid))
          FROM leaves l JOIN pg_class c ON c.oid = l.relation, pg_publication p
-         WHERE p.pubname = {publication}
+         -- nothing of an unlogged or a foreign table is in the WAL
+         WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND p.pubname = {publication}
          ORDER BY c.oid",
         names = tables.iter().map(name).collect::<Vec<_>>().join(", "),
         publication = quote_literal(publication),

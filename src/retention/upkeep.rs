@@ -68,6 +68,8 @@ pub struct Upkeep {
     seen: u64,
     next_record: Instant,
     next_pass: Instant,
+    /// When partitions are created next, should the pass still go on then.
+    next_creation: Instant,
     /// The tables that are still to be walked through in this pass, and rows deleted by it.
     pass: Option<(Vec<(Plan, Walk)>, u64)>,
     backoff: Backoff,
@@ -92,6 +94,7 @@ impl Upkeep {
             seen: 0,
             next_record: Instant::now(),
             next_pass: Instant::now(),
+            next_creation: Instant::now(),
             pass: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
             told: String::new(),
@@ -164,7 +167,12 @@ impl Upkeep {
         }
         if let Some(retention) = self.config.retention.filter(|_| pass_is_due) {
             self.next_pass = Instant::now() + retention.interval;
+            // of all tables, before the rows of one are looked at
+            self.create_partitions(client, &retention).await?;
             self.begin_pass(client, &retention).await?;
+        }
+        if let Some(retention) = self.config.retention.filter(|_| Instant::now() >= self.next_creation) {
+            self.create_partitions(client, &retention).await?;
         }
         let began = Instant::now();
         if self.pass.is_some() { self.walk(client).await.map(|()| pause(began.elapsed())) } else { Ok(TICK) }
@@ -271,6 +279,26 @@ impl Upkeep {
         }
         self.faults = faults;
         self.pass = Some((walks, dropped));
+        Ok(())
+    }
+
+    /// A pass through many rows takes its time, and partitions are needed meanwhile. What hinders it is told in each pass.
+    async fn create_partitions(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
+        self.next_creation = Instant::now() + retention.interval;
+        if retention.partitions_ahead.is_none() {
+            return Ok(());
+        }
+        for outbox in &self.config.outboxes {
+            match Plan::make(client, outbox, retention, &self.record).await {
+                Ok(plan) => {
+                    self.tell_of_partitions(
+                        &keeping::create(client, (outbox, &plan), (retention, &self.record)).await?,
+                    );
+                }
+                Err(PassError::Unfit { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(())
     }
 

@@ -37,6 +37,7 @@ mod outbox;
 mod own_sink;
 mod packaging;
 mod page;
+mod partition_edges;
 mod partitions;
 mod past;
 mod peek;
