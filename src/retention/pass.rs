@@ -22,9 +22,11 @@ use crate::{
 
 /// Settings of a link that deletes. The statements are short, and compiling one (`jit`) would take longer than it runs.
 /// A deletion that a crash of the server undoes is done again, so nobody waits for its flush.
+/// No schema that others may create in is searched: a function there that fits the arguments better would be called, with
+/// the rights of whoever may delete.
 pub const SETTINGS: &str =
     "SET lock_timeout = '200ms'; SET statement_timeout = '30s'; SET synchronous_commit = off; SET jit = off;
-    SET plan_cache_mode = force_custom_plan;
+    SET plan_cache_mode = force_custom_plan; SET search_path = pg_catalog;
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off";
 
 /// Why a table cannot be pruned.

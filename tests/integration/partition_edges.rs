@@ -169,7 +169,7 @@ fn a_creation_that_takes_long_is_given_up() {
     at_both_ends(|version| {
         let outbox = with_tables(version, "DROP TABLE present; CREATE TABLE rest PARTITION OF outbox DEFAULT");
         meanwhile(&outbox, "ddl_command_end", "ALTER TABLE", "
-            IF EXISTS (SELECT FROM pg_locks WHERE relation = 'rest'::regclass AND mode = 'AccessExclusiveLock' AND pid = pg_backend_pid())
+            IF EXISTS (SELECT FROM pg_locks WHERE relation = 'public.rest'::regclass AND mode = 'AccessExclusiveLock' AND pid = pg_backend_pid())
             THEN PERFORM pg_sleep(60); END IF;");
         let pruning = outbox.start(&["prune"], &[KEEP, AHEAD]);
         wait_until_asleep(&outbox);
@@ -289,5 +289,24 @@ fn a_gap_between_partitions_is_told_of() {
         outbox.execute("CREATE TABLE rest PARTITION OF outbox DEFAULT");
         let told = outbox.command(&["prune"], &[KEEP, AHEAD]);
         assert!(!told.output.contains("only in part"), "{}", told.output);
+    });
+}
+
+/// Where everybody may create in a schema that is searched, a function that fits better than the server's own is not called.
+#[test]
+fn a_function_of_somebody_else_is_not_slipped_under() {
+    at_both_ends(|version| {
+        let outbox = with_tables(version, "");
+        outbox.execute(
+            "CREATE FUNCTION public.format(text, bigint) RETURNS text LANGUAGE plpgsql AS
+                 $$ BEGIN RAISE EXCEPTION 'slipped under'; END $$",
+        );
+        outbox.execute(&rows("2020-05-01", 3));
+        outbox.execute(&rows("2020-05-03", 4));
+        call_delivered(&outbox);
+        let pruned = outbox.command(&["prune"], &[KEEP, DROP]);
+        for said in ["dropped partition public.first with 3 delivered rows", "deleted 4 rows"] {
+            assert!(pruned.output.contains(said), "{said} is not said in:\n{}", pruned.output);
+        }
     });
 }
