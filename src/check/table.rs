@@ -15,7 +15,10 @@ const COUNTED: i64 = 1000;
 
 const LOOK: &str = "
     SELECT c.relkind::text, c.relpersistence::text, pg_has_role(c.relowner, 'USAGE'),
-           has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE'), c.oid, c.reltuples::float8
+           has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE'), c.oid, c.reltuples::float8,
+           (SELECT format('%I.%I', s.nspname, p.relname) FROM pg_partition_tree(c.oid) t
+            JOIN pg_class p ON p.oid = t.relid JOIN pg_namespace s ON s.oid = p.relnamespace
+            WHERE t.isleaf AND (p.relkind <> 'r' OR p.relpersistence <> 'p') LIMIT 1)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relname = $2";
 
@@ -32,6 +35,8 @@ const LOOK_AT_COLUMNS: &str = "
 pub(super) struct Table {
     kind: String,
     persistence: String,
+    /// A partition of which nothing is in the WAL, by its name as SQL.
+    hidden_partition: Option<String>,
     /// The role owns it, so it may add it to a publication.
     pub owned: bool,
     /// The role may count its rows.
@@ -67,6 +72,7 @@ pub(super) async fn look(client: &Client, outbox: &OutboxConfig) -> Result<Optio
         owned: row.get(2),
         readable: row.get::<_, bool>(3) && row.get::<_, bool>(4),
         rows: row.get(6),
+        hidden_partition: row.get(7),
         columns: columns.iter().map(column).collect(),
     }))
 }
@@ -104,6 +110,14 @@ pub(super) fn judge(
         );
     }
     let before = findings.count(super::Severity::Warn);
+    if let Some(partition) = &table.hidden_partition {
+        findings.error(
+            "partition_not_logged",
+            format!("partition {partition} of table {name} is unlogged or a foreign table"),
+            "rows in it never reach the write-ahead log, so their events are not published",
+            format!("ALTER TABLE {partition} SET LOGGED, or for a foreign one: ALTER TABLE {name} DETACH PARTITION {partition}"),
+        );
+    }
     judge_columns(outbox, table, server, findings);
     judge_routes(outbox, table, config, findings);
     if findings.count(super::Severity::Warn) == before {

@@ -95,6 +95,12 @@ fn rows_of_an_unlogged_partition_stay() {
         let unlogged = "DROP TABLE first;
             CREATE UNLOGGED TABLE first PARTITION OF outbox FOR VALUES FROM ('2020-05-01') TO ('2020-05-02')";
         let outbox = with_tables(version, unlogged);
+        let checked = outbox.command(&["check"], &[]);
+        assert!(
+            checked.output.contains("partition public.first of table \"public\".\"outbox\" is unlogged"),
+            "{}",
+            checked.output
+        );
         outbox.topic("t", 1);
         for more in [&[KEEP, OFTEN][..], &[KEEP, OFTEN, DROP]] {
             let walpost = outbox.relay(more);
