@@ -317,6 +317,7 @@ mod tests {
         tracker
     }
 
+    /// Case 1.
     #[test]
     fn the_watermark_stops_at_the_first_incomplete_record() {
         let mut tracker = opened();
@@ -341,6 +342,7 @@ mod tests {
         assert_eq!(tracker.watermark(), Lsn(10));
     }
 
+    /// Case 2.
     #[test]
     fn a_keepalive_waits_for_what_came_before_it() {
         let mut tracker = opened();
@@ -354,6 +356,7 @@ mod tests {
         assert_eq!(tracker.watermark(), Lsn(12));
     }
 
+    /// Case 55.
     #[test]
     fn reports_of_an_earlier_session_complete_nothing() {
         let mut tracker = opened();

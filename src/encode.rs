@@ -337,6 +337,7 @@ mod tests {
         assert_eq!(members(r#"{"id": "mine", "a": "1", "a": "2", "event_type": "x"}"#), pairs(&[("a", "2")]));
     }
 
+    /// Case 30, in headers.
     #[test]
     fn odd_strings_keep_their_escapes_and_do_not_panic() {
         assert_eq!(members(r#"{"s": "\ud800", "\u00e9": "😀"}"#), pairs(&[("s", "\\ud800"), ("é", "😀")]));

@@ -271,6 +271,7 @@ mod tests {
         }
     }
 
+    /// Case 35.
     #[test]
     fn illegal_names_are_found() {
         for name in ["", ".", "..", "Order Created", "a/b", "Outer$Inner", "é", "__consumer_offsets"] {
@@ -283,6 +284,7 @@ mod tests {
     }
 
     proptest! {
+        /// Case 35: no two types are merged.
         #[test]
         fn sanitized_names_are_legal_and_stay_apart(a in proptest::collection::vec(any::<u8>(), 0..300), b in proptest::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(legal(&sanitized(&a)).is_ok());

@@ -264,6 +264,7 @@ fn a_missing_file_is_a_fault_only_when_it_was_named() {
     assert!(read_file(None).is_ok());
 }
 
+/// Case 42.
 #[test]
 fn secrets_never_appear() {
     let secret = "hunter2";
@@ -280,6 +281,7 @@ fn secrets_never_appear() {
     assert_eq!(config.postgres.conninfo.password().unwrap().unwrap().expose(), secret);
 }
 
+/// Case 56; and case 16, as to a time limit for messages.
 #[test]
 fn properties_that_hold_up_a_guarantee_are_refused_with_the_reason() {
     for name in [
@@ -324,6 +326,7 @@ fn a_property_with_two_names_is_set_under_one() {
     assert!(only_fault(file(text)).contains("under two names"));
 }
 
+/// Case 41.
 #[test]
 fn properties_are_checked_by_librdkafka_itself() {
     let text = "[kafka.properties]\ncompression.type = 'foo'\nlinger.millis = 5\n'linger.ms' = -3";
@@ -453,6 +456,7 @@ fn the_page_of_all_settings_is_that_of_the_code() {
     assert!(fresh, "docs/configuration.md is old: walpost generate configuration > docs/configuration.md");
 }
 
+/// Case 38.
 #[test]
 fn table_names_are_read_as_sql_reads_them() {
     let parse = |text| TableName::parse(text).map(|name| (name.schema, name.table));

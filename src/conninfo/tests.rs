@@ -43,6 +43,7 @@ fn defaults_are_libpqs_with_a_bounded_connect() {
     assert_eq!(parse("host=db application_name=x").unwrap().config.get_application_name(), Some("x"));
 }
 
+/// Case 42.
 #[test]
 fn odd_passwords_work_in_both_forms() {
     let odd = "p@s's/#%7!";

@@ -536,6 +536,7 @@ mod tests {
         assert_eq!(line(&text, r#"walpost_reconnects_total{side="sql"}"#), Some("0"));
     }
 
+    /// Case 48, before and amid sessions.
     #[test]
     fn lag_is_never_negative_and_knows_the_slots_position_before_the_first_session() {
         let progress = Progress::default();

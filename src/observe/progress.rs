@@ -150,6 +150,7 @@ fn elapsed(moment: &Mutex<Option<Instant>>) -> Option<Duration> {
 mod tests {
     use super::*;
 
+    /// Case 48: a server whose clock is ahead.
     #[test]
     fn lag_is_measured_by_the_servers_clock_and_never_negative() {
         let progress = Progress::default();

@@ -3,6 +3,8 @@
 //! The source behaves as a walsender does: it resumes at the first transaction whose commit record is not before the
 //! confirmed position, and puts keepalives anywhere. The sink behaves as a broker does: partitions complete in any order
 //! among each other, a lost producer has delivered any prefix of each. The judge looks at every status update.
+//!
+//! Cases 1, 2, 13 and 55: whatever breaks within a transaction, it comes again as a whole and in order.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -130,6 +130,7 @@ mod tests {
         assert_eq!(feedback.due(after(start, 3), Lsn(9), Lsn(5)), None);
     }
 
+    /// Case 18: nobody has to ask.
     #[test]
     fn a_changed_position_waits_for_the_interval_and_silence_asks() {
         let start = Instant::now();
@@ -141,6 +142,7 @@ mod tests {
         assert!(feedback.due(after(start, 4100), Lsn(9), Lsn(9)).unwrap().request_reply);
     }
 
+    /// Case 47.
     #[test]
     fn a_stopping_server_is_left_after_a_while_and_a_busy_one_is_not() {
         let start = Instant::now();

@@ -417,6 +417,7 @@ mod tests {
         assert_eq!(cells, [Cell::Null, Cell::Text(b""), Cell::Text(b"\xff\0")]);
     }
 
+    /// Case 24.
     #[test]
     fn other_kinds_are_parsed_whole_and_ignored() {
         let row = &insert_of(&[Some(b"v"), None])[6..];
@@ -434,6 +435,7 @@ mod tests {
         }
     }
 
+    /// Case 25.
     #[test]
     fn logical_messages_are_consumed_to_their_end() {
         let bytes = b"M\x01\0\0\0\0\0\0\0\x10my prefix\0\0\0\0\x03abc";

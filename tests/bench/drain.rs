@@ -1,4 +1,6 @@
 //! *drain*: events that are committed already, from process start until the last of them is in Kafka.
+//!
+//! Case 20 is the shape of one transaction, whose payload is more than the memory allowed; case 22 is that of one row each.
 
 use std::{
     process::{Command, Stdio},

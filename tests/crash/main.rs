@@ -1,6 +1,9 @@
 //! The crash kit: writers that keep a ledger, faults from a seed, a watch on what is confirmed, and a judge over what Kafka
 //! holds in the end.
 //!
+//! Cases 1, 2, 4, 5, 13, 15, 46 and 55: kills and lost links anywhere, amid COPY and large transactions, with brokers that
+//! stand still and writes that are none of walpost's.
+//!
 //! `CRASH_MINUTES` sets how long it goes on, `CRASH_SEED` which faults come in which order, `CRASH_BROKERS=3` puts three
 //! brokers behind it, `CRASH_DELIVERY=exactly_once` asks for that. See docs/reliability.md.
 

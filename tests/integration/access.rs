@@ -226,6 +226,7 @@ fn a_rotated_password_is_taken_from_its_file_without_a_restart() {
     walpost.wait_until_ready(PATIENCE);
 }
 
+/// Case 42.
 #[test]
 fn no_secret_is_ever_printed() {
     let guarded = Guarded::server(Version::NEWEST);

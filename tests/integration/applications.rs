@@ -237,6 +237,7 @@ fn applications_may_emit_and_consumers_may_claim_and_neither_may_do_more() {
     });
 }
 
+/// Case 53: a rollback removes the mark.
 #[test]
 fn a_rollback_leaves_neither_event_nor_mark_and_a_commit_both() {
     at_both_ends(|version| {
@@ -274,6 +275,7 @@ fn second_claim(outbox: &Outbox<'_>, begin: &str) -> mpsc::Receiver<Result<bool,
     answers
 }
 
+/// Cases 52 and 53: each consumer has its own first, and a repetition aborts nothing.
 #[test]
 fn a_second_delivery_waits_for_the_outcome_of_the_first() {
     at_both_ends(|version| {

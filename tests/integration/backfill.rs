@@ -243,6 +243,7 @@ fn poison_halts_with_its_name_and_the_backfill_is_completed_once_it_has_a_grave(
     });
 }
 
+/// Case 36.
 #[test]
 fn rows_of_a_missing_topic_are_held_and_follow_once() {
     let outbox = outbox(Version::NEWEST, TABLE);

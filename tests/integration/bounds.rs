@@ -58,6 +58,7 @@ fn half_a_gigabyte_of_large_events_waits_for_a_frozen_broker_within_the_bound() 
     claim_small(&walpost);
 }
 
+/// Case 39: a column is added and filled in one transaction, again and again.
 #[test]
 fn a_hundred_thousand_keys_and_a_table_that_changes_a_thousand_times_cost_no_memory() {
     let outbox = Outbox::with(Postgres::shared(Version::NEWEST), Kafka::shared(), TABLE);
@@ -94,6 +95,7 @@ fn five_thousand_topics_cost_no_memory() {
     println!("{} MB, {} bytes of metrics", walpost.peak_mb(), metrics.len());
 }
 
+/// Case 57.
 #[test]
 fn waiting_for_what_is_away_costs_nearly_nothing() {
     let server = Postgres::start(Version::NEWEST, &Settings::default());
@@ -125,6 +127,7 @@ const OUTAGE: Duration = Duration::from_secs(16);
 /// How many lines that may cost.
 const LINES: usize = 8;
 
+/// Case 57.
 #[test]
 fn a_broker_that_is_away_fills_no_log() {
     let kafka = victim();

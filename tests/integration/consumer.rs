@@ -162,6 +162,7 @@ fn a_consumer_that_is_killed_and_rebalanced_and_reads_all_again_acts_once_on_eac
     shipping.assert_each_was_shipped_once();
 }
 
+/// Case 53.
 #[test]
 fn a_consumer_whose_action_fails_leaves_the_event_to_the_next() {
     let mut shipping = Shipping::open();

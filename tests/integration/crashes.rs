@@ -16,6 +16,7 @@ use crate::{
     victim::victim,
 };
 
+/// Case 11.
 #[test]
 fn a_clean_stop_amid_writers_leaves_nothing_to_send_again() {
     at_both_ends(|version| {
@@ -34,6 +35,7 @@ fn a_clean_stop_amid_writers_leaves_nothing_to_send_again() {
     });
 }
 
+/// Case 4.
 #[test]
 fn nothing_is_lost_when_walpost_is_killed_again_and_again() {
     at_both_ends(|version| {
@@ -55,6 +57,7 @@ fn nothing_is_lost_when_walpost_is_killed_again_and_again() {
     });
 }
 
+/// Case 1.
 #[test]
 fn killed_while_the_broker_is_frozen_everything_arrives_after_both_are_back() {
     let kafka = victim();

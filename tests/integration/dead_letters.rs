@@ -55,7 +55,7 @@ fn claim_counted(walpost: &Walpost, topic: &str, reason: &str, count: u32) {
     assert!((walpost.metric(&series) - f64::from(count)).abs() < 0.5, "{series}: {}", walpost.metric(&series));
 }
 
-/// Case 3 and 59: the broker refuses the whole batch.
+/// Cases 3 and 59: the broker refuses the whole batch.
 #[test]
 fn a_record_that_is_too_large_is_buried_alone_and_its_neighbours_arrive_once() {
     at_both_ends(|version| {

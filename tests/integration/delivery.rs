@@ -50,6 +50,7 @@ fn a_transaction_that_is_rolled_back_is_not_published() {
     });
 }
 
+/// Case 23: with protocol 1 the server streams no transaction that may yet change, however large.
 #[test]
 fn what_a_savepoint_took_back_is_not_published() {
     at_both_ends(|version| {
@@ -61,6 +62,7 @@ fn what_a_savepoint_took_back_is_not_published() {
     });
 }
 
+/// Case 14.
 #[test]
 fn events_come_in_the_order_of_their_commits() {
     at_both_ends(|version| {
@@ -92,6 +94,7 @@ fn a_prepared_transaction_is_published_once_it_is_committed() {
     });
 }
 
+/// Case 5: all rows of a COPY have one LSN. The crash kit kills walpost amid such.
 #[test]
 fn a_copy_is_published_row_for_row() {
     at_both_ends(|version| {
@@ -117,6 +120,7 @@ fn a_transaction_beyond_every_bound_is_published_in_order_and_costs_no_memory() 
     });
 }
 
+/// Case 17.
 #[test]
 fn an_idle_outbox_in_a_busy_server_lets_the_slot_advance() {
     at_both_ends(|version| {
@@ -136,6 +140,7 @@ fn an_idle_outbox_in_a_busy_server_lets_the_slot_advance() {
     });
 }
 
+/// Cases 24 and 25, the latter in a transaction that commits.
 #[test]
 fn changes_that_are_no_inserts_are_counted_and_passed_over() {
     at_both_ends(|version| {
@@ -167,6 +172,7 @@ fn changes_that_are_no_inserts_are_counted_and_passed_over() {
     });
 }
 
+/// Case 39.
 #[test]
 fn a_table_may_change_under_the_stream() {
     at_both_ends(|version| {

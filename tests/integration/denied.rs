@@ -16,6 +16,7 @@ use crate::{
     victim::victim,
 };
 
+/// Case 37.
 #[test]
 fn events_for_a_topic_that_denies_writing_are_held_until_it_allows_it() {
     let kafka = victim();

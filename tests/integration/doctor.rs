@@ -46,6 +46,7 @@ fn commit(kafka: &Kafka, group: &str, topic: &str) {
     consumer.commit(&offsets, CommitMode::Sync).expect("the broker takes it");
 }
 
+/// Case 54.
 #[test]
 fn an_inbox_that_forgets_sooner_than_the_topic_is_found() {
     let outbox = Outbox::shared(Version::NEWEST);

@@ -98,6 +98,7 @@ fn events_arrive_once_and_the_position_behind_them_is_stored() {
     });
 }
 
+/// Case 13, where not even a repetition is allowed.
 #[test]
 fn a_transaction_that_is_too_large_for_one_is_split_and_a_kill_in_between_repeats_nothing() {
     let outbox = with_text_ids(Version::NEWEST);
@@ -112,6 +113,7 @@ fn a_transaction_that_is_too_large_for_one_is_split_and_a_kill_in_between_repeat
     assert!(walpost.metric("walpost_skipped_events_total") >= 1000.0, "{}", walpost.log());
 }
 
+/// Case 17.
 #[test]
 fn the_slot_follows_a_log_without_events() {
     let outbox = with_text_ids(Version::NEWEST);
@@ -187,6 +189,7 @@ fn a_process_that_wakes_up_after_another_took_its_place_publishes_nothing() {
     }
 }
 
+/// Case 12.
 #[test]
 fn a_second_walpost_waits_and_takes_over_at_once_without_a_repetition() {
     let outbox = with_text_ids(Version::NEWEST);
@@ -225,6 +228,7 @@ fn without_the_record_of_what_was_published_nothing_is_until_somebody_says_so() 
     let _walpost = outbox.relay_once(&[]);
 }
 
+/// Case 6, under exactly-once delivery.
 #[test]
 fn a_slot_that_was_created_again_is_not_taken_for_the_one_before() {
     let outbox = with_text_ids(Version::NEWEST);
@@ -460,6 +464,7 @@ fn what_the_brokers_deny_is_waited_for() {
     claim_once(&kafka.read_all(&[&topic]), 1..=30);
 }
 
+/// Case 36.
 #[test]
 fn a_topic_that_is_missing_is_waited_for() {
     let outbox = with_text_ids(Version::OLDEST);

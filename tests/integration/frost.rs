@@ -42,6 +42,7 @@ impl<'a> Warm<'a> {
 }
 
 /// Two on each server: one reaches its bound and reads no more, the other reads on with an event in flight.
+/// Cases 1, 2 and 19: nothing is confirmed meanwhile, whatever is written elsewhere, and it is one connection throughout.
 #[test]
 fn a_frozen_broker_costs_neither_memory_nor_the_connection_and_nothing_is_confirmed() {
     let kafka = victim();

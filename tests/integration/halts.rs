@@ -32,6 +32,7 @@ pub fn ids(outbox: &Outbox<'_>, topic: &str) -> Vec<String> {
     records.iter().map(|record| record.header("id").expect("an id").to_owned()).collect()
 }
 
+/// Case 39: a required column is missing.
 #[test]
 fn a_missing_column_is_named_and_mapping_it_resumes() {
     at_both_ends(|version| {
@@ -51,6 +52,7 @@ fn a_missing_column_is_named_and_mapping_it_resumes() {
     });
 }
 
+/// Case 35, without a dead-letter topic.
 #[test]
 fn an_illegal_topic_halts_with_the_event_and_a_rule_resumes() {
     at_both_ends(|version| {
@@ -70,6 +72,7 @@ fn an_illegal_topic_halts_with_the_event_and_a_rule_resumes() {
     });
 }
 
+/// Case 3, without a dead-letter topic.
 #[test]
 fn a_record_that_is_too_large_is_found_among_innocents_and_a_larger_limit_resumes() {
     at_both_ends(|version| {
@@ -110,6 +113,7 @@ fn settings_that_do_not_fit_together_are_a_fault_of_the_configuration() {
     claim_said(&log, &["kafka.properties", "compression.codec"]);
 }
 
+/// Case 8.
 #[test]
 fn rows_older_than_the_slot_must_be_decided_about() {
     at_both_ends(|version| {
@@ -146,6 +150,7 @@ fn a_slot_that_is_dropped_under_a_running_walpost_is_a_loss() {
     });
 }
 
+/// Case 6, while walpost runs.
 #[test]
 fn a_slot_that_is_moved_behind_a_running_walpost_is_said_with_both_positions() {
     at_both_ends(|version| {
@@ -201,6 +206,7 @@ fn a_slot_that_is_dropped_while_walpost_is_away_is_not_replaced_unasked() {
     claim_said(&halted(&outbox, &[("WALPOST_POSTGRES_AUTO_CREATE", "false")], 1), &[slot, "walpost init"]);
 }
 
+/// Case 7.
 #[test]
 fn a_slot_whose_wal_was_removed_is_a_loss() {
     at_both_ends(|version| {
@@ -224,7 +230,7 @@ fn a_slot_whose_wal_was_removed_is_a_loss() {
     });
 }
 
-/// Version 18 ends slots that nobody used for a while.
+/// Version 18 ends slots that nobody used for a while. Case 7.
 #[test]
 fn a_slot_that_idled_for_too_long_is_a_loss() {
     let server = Postgres::start(Version::NEWEST, &Settings::default().set("idle_replication_slot_timeout", "1s"));
@@ -259,6 +265,7 @@ fn every_fault_of_a_configuration_is_said_at_once() {
     assert_eq!(Walpost::run_to_end(&["fly"], &[]).code, Some(2));
 }
 
+/// Case 40.
 #[test]
 fn wal_that_is_not_logical_is_said_plainly() {
     at_both_ends(|version| {
@@ -268,6 +275,7 @@ fn wal_that_is_not_logical_is_said_plainly() {
     });
 }
 
+/// Case 40.
 #[test]
 fn a_role_that_may_not_replicate_is_said_plainly() {
     at_both_ends(|version| {
@@ -309,6 +317,7 @@ fn claim_publication_refused(version: Version, publishes: &str, named: &str) {
     claim_said(&halted(&outbox, &[], 1), &[name, named, "ALTER PUBLICATION"]);
 }
 
+/// Case 9.
 #[test]
 fn a_publication_without_inserts_or_without_the_table_is_refused() {
     at_both_ends(|version| {
@@ -317,13 +326,14 @@ fn a_publication_without_inserts_or_without_the_table_is_refused() {
     });
 }
 
-/// Only 15 and later know row filters and column lists.
+/// Only 15 and later know row filters and column lists. Case 9.
 #[test]
 fn a_publication_that_leaves_rows_or_columns_out_is_refused() {
     claim_publication_refused(Version::NEWEST, "outbox WHERE (event_type <> 'secret')", "event_type");
     claim_publication_refused(Version::NEWEST, "outbox (id, event_type)", "payload");
 }
 
+/// Case 36.
 #[test]
 fn events_for_a_missing_topic_are_held_until_it_is_there() {
     at_both_ends(|version| {
@@ -344,6 +354,7 @@ fn events_for_a_missing_topic_are_held_until_it_is_there() {
     });
 }
 
+/// Case 16.
 #[test]
 fn a_topic_that_is_deleted_under_way_is_waited_for_as_well() {
     let outbox = Outbox::with(Postgres::shared(Version::NEWEST), Kafka::shared(), TABLE);

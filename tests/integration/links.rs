@@ -19,6 +19,7 @@ use crate::{
     victim::victim,
 };
 
+/// Case 46.
 #[test]
 fn a_walsender_that_is_terminated_is_replaced_and_nothing_is_lost() {
     at_both_ends(|version| {
@@ -39,6 +40,7 @@ fn a_walsender_that_is_terminated_is_replaced_and_nothing_is_lost() {
     });
 }
 
+/// Case 46.
 #[test]
 fn an_sql_link_that_is_terminated_is_replaced_beside_the_stream() {
     at_both_ends(|version| {
@@ -61,6 +63,7 @@ fn an_sql_link_that_is_terminated_is_replaced_beside_the_stream() {
     });
 }
 
+/// Case 46.
 #[test]
 fn a_server_that_crashes_or_restarts_is_found_again_and_nothing_is_lost() {
     at_both_ends(|version| {
@@ -81,6 +84,7 @@ fn a_server_that_crashes_or_restarts_is_found_again_and_nothing_is_lost() {
     });
 }
 
+/// Case 47.
 #[test]
 fn a_fast_stop_takes_a_moment_when_everything_is_confirmed() {
     at_both_ends(|version| {
@@ -99,6 +103,7 @@ fn a_fast_stop_takes_a_moment_when_everything_is_confirmed() {
 }
 
 /// Two slots on each server: one walpost waits for Kafka, the other has reached its bound as well and reads no more.
+/// Case 47.
 #[test]
 fn a_fast_stop_waits_only_seconds_for_kafka() {
     const EVENTS: u32 = 1000;
@@ -138,6 +143,7 @@ fn a_fast_stop_waits_only_seconds_for_kafka() {
     }
 }
 
+/// Case 12.
 #[test]
 fn a_second_walpost_waits_for_the_slot_and_takes_over() {
     at_both_ends(|version| {
@@ -160,6 +166,7 @@ fn a_second_walpost_waits_for_the_slot_and_takes_over() {
     });
 }
 
+/// Case 45.
 #[test]
 fn a_link_that_is_silent_is_given_up_and_replaced() {
     let server = Postgres::start(Version::NEWEST, &Settings::default());
@@ -180,6 +187,7 @@ fn a_link_that_is_silent_is_given_up_and_replaced() {
     assert_eq!(deliveries(&outbox.kafka.read_all(&[&topic])).len(), 10);
 }
 
+/// Case 57.
 #[test]
 fn brokers_that_are_away_are_waited_for() {
     let kafka = victim();
@@ -218,6 +226,7 @@ fn a_broker_of_three_may_die_amid_writers() {
     assert_eq!(Verdict::on(&kafka.read_all(&[&topic]), &committed), Verdict::default());
 }
 
+/// Case 57.
 #[test]
 fn a_server_that_is_down_at_the_start_is_waited_for() {
     let server = Postgres::start(Version::NEWEST, &Settings::default());

@@ -37,6 +37,7 @@ fn claim(walpost: &Walpost, expected: &[(&str, f64)]) {
     assert_eq!(wrong(&last), [] as [String; 0], "{last:#?}");
 }
 
+/// Case 48, when idle.
 #[test]
 fn what_is_published_is_counted_exactly_and_an_idle_walpost_lags_by_nothing() {
     let outbox = Outbox::shared(Version::NEWEST);
@@ -82,6 +83,7 @@ fn what_is_published_is_counted_exactly_and_an_idle_walpost_lags_by_nothing() {
     assert!(!walpost.metrics().contains_key("walpost_slot_safe_wal_bytes"), "this server has no limit");
 }
 
+/// Case 48.
 #[test]
 fn lag_grows_while_the_broker_is_frozen_and_is_gone_behind_it() {
     let kafka = victim();
@@ -125,7 +127,7 @@ fn lag_grows_while_the_broker_is_frozen_and_is_gone_behind_it() {
     });
 }
 
-/// As after a machine's sleep, or when somebody sets its clock: of walpost's clocks only the wall clock jumps.
+/// As after a machine's sleep, or when somebody sets its clock: of walpost's clocks only the wall clock jumps. Case 48.
 #[test]
 fn a_wall_clock_that_jumps_shows_no_lag_and_stops_nothing() {
     // not by libfaketime: it does not reach the waits of librdkafka's threads, which then stand for as long as the jump
@@ -161,7 +163,7 @@ fn a_wall_clock_that_jumps_shows_no_lag_and_stops_nothing() {
     assert!(walpost.metric("walpost_commit_to_ack_seconds_sum") < 120.0);
 }
 
-/// What an alert needs to know before the slot is lost.
+/// What an alert needs to know before the slot is lost. Case 58.
 #[test]
 fn a_slot_that_is_held_back_shows_what_it_costs_and_what_is_left() {
     let settings = [("max_wal_size", "32MB"), ("min_wal_size", "32MB"), ("max_slot_wal_keep_size", "256MB")];

@@ -136,6 +136,7 @@ fn without_a_slot_there_is_advice() {
     assert!(output.contains("does not exist") && output.contains("walpost init"), "{output}");
 }
 
+/// Case 58: the end of a walpost for good.
 #[test]
 fn dropping_takes_slot_and_publication_and_only_when_sure() {
     at_both_ends(|version| {

@@ -215,6 +215,7 @@ fn poison_of_every_kind_counts_an_attempt_and_lets_the_rest_go() {
     });
 }
 
+/// Case 37.
 #[test]
 fn a_topic_that_denies_writing_holds_up_its_own_events_only() {
     let kafka = victim();
@@ -272,6 +273,7 @@ fn two_relays_side_by_side_send_each_of_200_events_once() {
     });
 }
 
+/// Case 14.
 #[test]
 fn what_commits_late_with_a_lower_id_is_found() {
     let lesson = Lesson::shared(Version::NEWEST);

@@ -48,6 +48,7 @@ fn a_record_of_the_default_table_is_exact() {
     });
 }
 
+/// Case 29: the payloads are those that Postgres prints.
 #[test]
 fn a_debezium_style_table_needs_the_environment_only() {
     const ROWS: usize = 10_000;
@@ -100,6 +101,7 @@ fn a_debezium_style_table_needs_the_environment_only() {
     });
 }
 
+/// Case 28.
 #[test]
 fn null_and_empty_stay_apart_in_text() {
     let records = published(Version::NEWEST, &table("text"), &[], "(DEFAULT, 't', NULL, NULL), (DEFAULT, 't', '', '')");
@@ -107,6 +109,7 @@ fn null_and_empty_stay_apart_in_text() {
     assert_eq!((&records[1].key, &records[1].value), (&Some(Vec::new()), &Some(Vec::new())));
 }
 
+/// Case 28.
 #[test]
 fn null_and_jsons_null_stay_apart_in_jsonb() {
     let rows = r#"(DEFAULT, 't', 'k', NULL), (DEFAULT, 't', 'k', 'null'), (DEFAULT, 't', 'k', '""')"#;
@@ -115,6 +118,7 @@ fn null_and_jsons_null_stay_apart_in_jsonb() {
     assert_eq!(values, [None, Some(&b"null"[..]), Some(&b"\"\""[..])]);
 }
 
+/// Case 31.
 #[test]
 fn bytea_is_published_raw() {
     let table = "CREATE TABLE outbox (id int, event_type text, key bytea, payload bytea)";
@@ -125,6 +129,7 @@ fn bytea_is_published_raw() {
     assert_eq!(pairs, [(Some(first.0), Some(first.1)), (Some(b""), Some(b"")), (None, None)]);
 }
 
+/// Case 32.
 #[test]
 fn a_uuid_key_has_36_bytes() {
     let table = "CREATE TABLE outbox (id int, event_type text, key uuid, payload text)";
@@ -132,6 +137,7 @@ fn a_uuid_key_has_36_bytes() {
     assert_eq!(text(records[0].key.as_deref()), "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11");
 }
 
+/// Case 33.
 #[test]
 fn header_columns_hold_what_postgres_prints() {
     let tables = "CREATE TYPE mood AS ENUM ('so so', 'glad'); CREATE TYPE pair AS (a int, b text);
@@ -153,6 +159,7 @@ fn header_columns_hold_what_postgres_prints() {
     });
 }
 
+/// Cases 29 and 30.
 #[test]
 fn json_is_never_interpreted() {
     let payloads = [r#"{"nul": "\u0000"}"#, r#"{"half": "\ud83d"}"#, r#"{ "😀":"\ud83d\ude00" , "a":1.0e1, "a":2 }"#];
@@ -214,6 +221,7 @@ fn a_database_without_encoding_keeps_its_bytes() {
     });
 }
 
+/// Case 34.
 #[test]
 fn times_of_any_type_become_unix_milliseconds() {
     const MOMENT: &str = "2024-02-29 23:59:58.9876";
@@ -318,6 +326,7 @@ fn a_payload_of_some_megabytes_passes() {
     });
 }
 
+/// Case 38, as to quotes, dots and capitals.
 #[test]
 fn names_that_need_quotes_are_found() {
     let tables = r#"CREATE SCHEMA "My.Schema"; CREATE TABLE "My.Schema"."Out""box"

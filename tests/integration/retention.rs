@@ -349,7 +349,7 @@ fn a_rewrite_makes_no_row_delivered() {
 }
 
 /// A table that applications leave empty is no trouble, and neither is one without a primary key: rows are told apart
-/// by place.
+/// by place. Case 50: walpost publishes inserts only, so a DELETE needs no replica identity.
 #[test]
 fn an_outbox_that_stays_empty_and_one_without_a_key_are_served() {
     at_both_ends(|version| {

@@ -90,6 +90,7 @@ fn relay_with(outbox: &Outbox<'_>, host: &str, authority: &Authority, properties
     Walpost::relay(&outbox.database, outbox.kafka, &env)
 }
 
+/// Case 42.
 #[test]
 fn every_mechanism_proves_who_walpost_is_and_no_secret_is_told() {
     for mechanism in ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] {

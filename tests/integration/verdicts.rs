@@ -29,6 +29,7 @@ const SECOND_REQUEST_WITHIN: Duration = Duration::from_millis(500);
 
 /// A broker that knows nothing of a producer takes any first sequence number: if the first batch of a partition is refused
 /// for a moment and the second is already on its way, the second's success says nothing of the first.
+/// Case 15: nor does it overtake it.
 #[test]
 fn a_success_never_vouches_for_the_batch_before_it() {
     let kafka = victim();
