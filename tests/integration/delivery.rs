@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::{
+    bounds::MEMORY_MB,
     ledger::TABLE,
     outbox::{Outbox, PATIENCE, at_both_ends, deliveries},
     services::{
         kafka::Kafka,
-        postgres::{Postgres, Settings},
+        postgres::{Postgres, Settings, Version},
         walpost::Walpost,
     },
 };
@@ -186,6 +187,58 @@ fn a_table_may_change_under_the_stream() {
         let records = it.outbox.kafka.read_all(&[&it.topic]);
         assert_eq!(records[2].value.as_deref(), Some(&b"{\"a\": 1}"[..]));
     });
+}
+
+/// Case 26: what maintenance writes anew is no event.
+#[test]
+fn rewrites_publish_nothing_again() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        it.outbox.execute("ALTER TABLE outbox ADD PRIMARY KEY (id)");
+        it.outbox.execute(&insert("1"));
+        for rewrite in [
+            "VACUUM FULL outbox",
+            "CLUSTER outbox USING outbox_pkey",
+            "ALTER TABLE outbox ALTER COLUMN payload TYPE jsonb USING payload::jsonb",
+            "ALTER TABLE outbox ADD COLUMN further float8 DEFAULT random()",
+        ] {
+            it.outbox.execute(rewrite);
+        }
+        it.outbox.execute(&insert("2"));
+        assert_eq!(it.published(), ["1", "2"]);
+    });
+}
+
+/// Case 27: an UPDATE carries no large value that it leaves as it was; nothing of it is published.
+#[test]
+fn an_update_beside_a_large_payload_publishes_nothing() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        outbox.execute("ALTER TABLE outbox ADD PRIMARY KEY (id), ALTER COLUMN payload SET STORAGE EXTERNAL");
+        outbox.execute(&format!("CREATE PUBLICATION {} FOR TABLE outbox", outbox.database.name()));
+        let topic = outbox.topic("t", 1);
+        let it = AtWork { walpost: outbox.relay(&[]), outbox, topic };
+        it.outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', repeat('x', 20000))");
+        it.outbox.execute("UPDATE outbox SET key = 'other'");
+        it.outbox.execute("UPDATE outbox SET id = 'other'");
+        it.outbox.execute(&insert("2"));
+        assert_eq!(it.published(), ["1", "2"]);
+        let records = it.outbox.kafka.read_all(&[&it.topic]);
+        assert_eq!(records[0].value.as_ref().map(Vec::len), Some(20_000));
+        assert_eq!(it.walpost.metric("walpost_ignored_changes_total{kind=\"update\"}").to_string(), "2");
+    });
+}
+
+/// Case 61: what counts is the size as the broker sees it.
+#[test]
+fn a_giant_that_compresses_well_is_delivered() {
+    let it = AtWork::on(Postgres::shared(Version::NEWEST));
+    it.outbox.execute("INSERT INTO outbox VALUES ('1', 't', 'k', repeat('x', 4000000))");
+    it.outbox.execute(&insert("2"));
+    assert_eq!(it.published(), ["1", "2"]);
+    let records = it.outbox.kafka.read_all(&[&it.topic]);
+    assert_eq!(records[0].value.as_ref().map(Vec::len), Some(4_000_000));
+    assert!(it.walpost.peak_mb() < MEMORY_MB, "{} MB", it.walpost.peak_mb());
 }
 
 #[test]
