@@ -1,6 +1,9 @@
 //! What is delivered and what is confirmed, whatever the transactions look like.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use crate::{
     bounds::MEMORY_MB,
@@ -51,7 +54,7 @@ fn a_transaction_that_is_rolled_back_is_not_published() {
     });
 }
 
-/// Case 23: with protocol 1 the server streams no transaction that may yet change, however large.
+/// Case 23, too: with protocol 1 the server streams no transaction that may yet change, however large.
 #[test]
 fn what_a_savepoint_took_back_is_not_published() {
     at_both_ends(|version| {
@@ -186,6 +189,44 @@ fn a_table_may_change_under_the_stream() {
         assert_eq!(it.published(), ["1", "2", "3"]);
         let records = it.outbox.kafka.read_all(&[&it.topic]);
         assert_eq!(records[2].value.as_deref(), Some(&b"{\"a\": 1}"[..]));
+    });
+}
+
+/// Cases 18 and 23: under a load that never ends the slot follows all the time; and what a large transaction took back, beyond
+/// what the server keeps in memory, is not published.
+#[test]
+fn the_slot_follows_a_steady_load_and_large_transactions_lose_what_they_took_back() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        let name = it.outbox.database.name();
+        it.outbox.execute(&format!("ALTER DATABASE {name} SET logical_decoding_work_mem = '64kB'"));
+        let walsender = it.outbox.walsender().expect("it streams");
+        it.outbox.execute(&format!("SELECT pg_terminate_backend({walsender})"));
+        let large = |id: &str| {
+            format!(
+                "INSERT INTO outbox SELECT '{id}' || n, 't', 'k', repeat('x', 1000) FROM generate_series(1, 2000) n"
+            )
+        };
+        it.outbox.execute(&format!(
+            "BEGIN; {}; SAVEPOINT s; {}; ROLLBACK TO s; {}; COMMIT",
+            large("a"),
+            large("undone"),
+            large("b")
+        ));
+        let end = Instant::now() + Duration::from_secs(5);
+        let (mut number, mut last, mut moved) = (0, it.outbox.confirmed(), Instant::now());
+        while Instant::now() < end {
+            number += 1;
+            it.outbox.execute(&insert(&format!("c{number}")));
+            let confirmed = it.outbox.confirmed();
+            if confirmed > last {
+                (last, moved) = (confirmed, Instant::now());
+            }
+            assert!(moved.elapsed() < Duration::from_secs(4), "the slot stands still under load");
+        }
+        let ids = it.published();
+        assert_eq!(ids.len(), 4000 + number);
+        assert!(!ids.iter().any(|id| id.starts_with("undone")));
     });
 }
 
