@@ -242,6 +242,21 @@ fn a_server_that_is_down_at_the_start_is_waited_for() {
     assert_eq!(deliveries(&outbox.kafka.read_all(&[&topic])).len(), 10);
 }
 
+/// Case 57: a name that nobody knows may be known in a while.
+#[test]
+fn names_that_cannot_be_looked_up_are_waited_for() {
+    let outbox = Outbox::shared(Version::NEWEST);
+    let nowhere = "postgres://relay@no-such-host.invalid:5432/shop";
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &[("WALPOST_POSTGRES_URL", nowhere)]);
+    claim_waiting_without_noise(&walpost, "no-such-host.invalid");
+    assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
+    let brokers = [("WALPOST_KAFKA_BROKERS", "no-such-host.invalid:9092")];
+    let walpost = Walpost::relay(&outbox.database, outbox.kafka, &brokers);
+    walpost.wait_for_log(PATIENCE, "streaming slot=");
+    claim_waiting_without_noise(&walpost, "kafka:");
+    assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
+}
+
 #[test]
 fn until_a_broker_has_answered_walpost_is_not_ready() {
     let outbox = Outbox::shared(Version::NEWEST);
