@@ -128,5 +128,8 @@ fn every_panel_of_the_dashboard_shows_something() {
     }
     let fires = |alert: &str| !prometheus.query(&format!("ALERTS{{alertname=\"{alert}\"}}")).is_empty();
     wait_until(PATIENCE, "the dead letter is told", || fires("WalpostDeadLetters"));
-    assert!(!fires("WalpostDown") && !fires("WalpostNotStreaming") && !fires("WalpostSlotLost"));
+    // a scrape may come late on a busy machine: what counts is that they are not told for long
+    wait_until(PATIENCE, "nothing else is told", || {
+        !["WalpostDown", "WalpostNotStreaming", "WalpostSlotLost"].iter().any(|alert| fires(alert))
+    });
 }

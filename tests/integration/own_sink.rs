@@ -29,7 +29,11 @@ fn the_documented_service_prints_every_event_and_confirms_what_it_printed() {
             let mut command = Command::new(example());
             command.env_clear().envs(environment(&outbox.database, outbox.kafka));
             let service = Process::start(name, outbox.database.server().socket_folder(), &mut command);
-            outbox.wait_until_true(PATIENCE, &format!("EXISTS (SELECT {SENDER})"));
+            // a slot that is being created is active as well, and what is written before it is there is older
+            let streams =
+                "EXISTS (SELECT FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
+                           WHERE s.database = current_database() AND r.state = 'streaming')";
+            outbox.wait_until_true(PATIENCE, streams);
             service
         };
         let insert = |number: u8| {
