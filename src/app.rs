@@ -109,11 +109,11 @@ pub fn run(config: &Config, accepted: Accepted) -> Result<Ended, StartError> {
     }
     let mut prepared = supervisor.prepared.subscribe();
     let (tell_stop, stop) = watch::channel(false);
-    // a table that is polled says itself what was delivered
     let exporter = trace::start(config, &shared.metrics).map(|(recorder, exporter)| {
         supervisor.trace_by(recorder);
         runtime.spawn(exporter.run(stop.clone()))
     });
+    // a table that is polled says itself what was delivered
     let upkeep = Upkeep::new(config, &shared).run(supervisor.prepared.subscribe(), stop);
     let upkeep = (!polls).then(|| runtime.spawn(upkeep));
     let watched = config.clone();

@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use crate::{
     config::{Config, RetentionConfig},
     retention::{
-        keeping::{self, Kept},
+        keeping::{Keeper, Kept},
         pass::{self, Batch, Census, PassError, Plan, Walk, pause},
         record::{self, Record, RecordError},
     },
@@ -67,7 +67,12 @@ pub async fn run(
         let plan = Plan::make(&client, outbox, &retention, &record).await?;
         let census = settled(&client, config, &plan, &mut say).await?;
         let table = &plan.table;
-        let kept = keeping::keep(&client, (outbox, &plan), (&retention, &record), dry_run).await?;
+        let mut keeper = Keeper::start(&client, (outbox, &plan), (&retention, &record)).await?;
+        if !dry_run {
+            keeper.create(&client, &plan).await?;
+        }
+        keeper.drop(&client, &plan, dry_run).await?;
+        let kept = keeper.kept;
         tell_of_partitions(table, &kept, dry_run, &mut say);
         if dry_run {
             let rest = plan.census(&client, &kept.spared).await?.deletable.saturating_sub(kept.rows());
@@ -123,7 +128,7 @@ fn tell_of_partitions(table: &str, kept: &Kept, dry_run: bool, say: &mut impl Fn
     }
     kept.staying.iter().for_each(|name| say(format!("{table}: partition {name} stays: not all of its rows may go")));
     kept.busy.iter().for_each(|name| say(format!("{table}: partition {name} is in use; try again later")));
-    kept.refused.iter().for_each(|error| say(error.to_string()));
+    kept.uncreated.iter().chain(&kept.refused).for_each(|error| say(error.to_string()));
 }
 
 async fn walk(

@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 
 use super::{
     dropping::Fate,
-    partitions::{Created, Partitions, contain},
+    partitions::{Partitions, Whole, contain},
     pass::{PassError, Plan},
     record::Record,
 };
@@ -26,7 +26,9 @@ pub struct Kept {
     pub spared: Vec<u32>,
     /// Why none is created or dropped at all.
     pub unfit: Option<PassError>,
-    /// What was refused about single ones.
+    /// Why some were not created, at the last try.
+    pub uncreated: Vec<PassError>,
+    /// Why some were not dropped.
     pub refused: Vec<PassError>,
 }
 
@@ -35,56 +37,80 @@ impl Kept {
     pub fn rows(&self) -> u64 {
         self.dropped.iter().map(|(_, rows)| rows).sum()
     }
+}
 
-    fn take(&mut self, created: Result<Created, PassError>) -> Result<(), PassError> {
-        match created {
+/// Keeps the partitions of a table as configured. What is refused is in `kept`; what fails is the link.
+#[derive(Debug)]
+pub struct Keeper {
+    /// `None`: there are none to keep.
+    partitions: Option<Partitions>,
+    /// So far.
+    pub kept: Kept,
+    retention: RetentionConfig,
+    next_creation: Instant,
+}
+
+impl Keeper {
+    /// Looks what there is to keep.
+    pub async fn start(
+        client: &Client,
+        (outbox, plan): (&OutboxConfig, &Plan),
+        (retention, record): (&RetentionConfig, &Record),
+    ) -> Result<Self, PassError> {
+        let (partitions, unfit) = match Partitions::make(client, (outbox, plan), retention, record).await {
+            Ok(partitions) => (partitions, None),
+            Err(error) => (None, Some(contain(error)?)),
+        };
+        let kept = Kept { unfit, ..Kept::default() };
+        Ok(Self { partitions, kept, retention: *retention, next_creation: Instant::now() })
+    }
+
+    /// Creates the partitions to come.
+    pub async fn create(&mut self, client: &Client, plan: &Plan) -> Result<(), PassError> {
+        let Some(partitions) = &self.partitions else { return Ok(()) };
+        match partitions.create(client, plan).await {
             Ok(created) => {
-                self.created.extend(created.names);
-                self.refused = created.refused;
+                self.kept.created.extend(created.names);
+                self.kept.uncreated = created.refused;
             }
-            Err(error) => self.refused.push(contain(error)?),
+            Err(error) => self.kept.uncreated = vec![contain(error)?],
+        }
+        self.next_creation = Instant::now() + self.retention.interval;
+        Ok(())
+    }
+
+    /// Drops those whose rows may all go; `only_look`: says what would be dropped.
+    pub async fn drop(&mut self, client: &Client, plan: &Plan, only_look: bool) -> Result<(), PassError> {
+        let Some(partitions) = &self.partitions else { return Ok(()) };
+        let wholes = match partitions.whole(client, plan, self.retention.keep).await {
+            Ok(wholes) => wholes,
+            Err(error) => {
+                self.kept.refused.push(contain(error)?);
+                return Ok(());
+            }
+        };
+        for whole in wholes {
+            if !whole.has_ended {
+                self.kept.spared.push(whole.relation);
+                continue;
+            }
+            // looking at many rows takes its time, and partitions are needed meanwhile
+            if !only_look && Instant::now() >= self.next_creation {
+                self.create(client, plan).await?;
+            }
+            self.drop_one(client, plan, (whole, only_look)).await?;
         }
         Ok(())
     }
-}
 
-/// Keeps the partitions of a table as configured; `only_look`: says what would be dropped. Fails where the link does.
-pub async fn keep(
-    client: &Client,
-    (outbox, plan): (&OutboxConfig, &Plan),
-    (retention, record): (&RetentionConfig, &Record),
-    only_look: bool,
-) -> Result<Kept, PassError> {
-    let mut kept = Kept::default();
-    let partitions = match Partitions::make(client, (outbox, plan), retention, record).await {
-        Ok(Some(partitions)) => partitions,
-        Ok(None) => return Ok(kept),
-        Err(error @ PassError::Unfit { .. }) => return Ok(Kept { unfit: Some(error), ..kept }),
-        Err(error) => return Err(error),
-    };
-    let began = Instant::now();
-    let mut next_creation = began;
-    if !only_look {
-        kept.take(partitions.create(client, plan).await)?;
-        next_creation += retention.interval;
-    }
-    let wholes = match partitions.whole(client, plan, retention.keep).await {
-        Ok(wholes) => wholes,
-        Err(error) => {
-            kept.refused.push(contain(error)?);
-            Vec::new()
-        }
-    };
-    for whole in wholes {
-        if !whole.has_ended {
-            kept.spared.push(whole.relation);
-            continue;
-        }
-        // looking at many rows takes its time, and partitions are needed meanwhile
-        if !only_look && Instant::now() >= next_creation {
-            kept.take(partitions.create(client, plan).await)?;
-            next_creation = Instant::now() + retention.interval;
-        }
+    async fn drop_one(
+        &mut self,
+        client: &Client,
+        plan: &Plan,
+        (whole, only_look): (Whole, bool),
+    ) -> Result<(), PassError> {
+        let Some(partitions) = &self.partitions else { return Ok(()) };
+        let kept = &mut self.kept;
         match partitions.drop(client, (plan, &whole), only_look).await {
             Ok(Fate::Dropped(rows)) => kept.dropped.push((whole.name, rows)),
             Ok(Fate::Stays) => kept.staying.push(whole.name),
@@ -95,21 +121,6 @@ pub async fn keep(
             Err(error @ PassError::Unfit { .. }) => kept.refused.push(error),
             Err(error) => return Err(error),
         }
+        Ok(())
     }
-    Ok(kept)
-}
-
-/// Only creates the partitions to come.
-pub async fn create(
-    client: &Client,
-    (outbox, plan): (&OutboxConfig, &Plan),
-    (retention, record): (&RetentionConfig, &Record),
-) -> Result<Kept, PassError> {
-    let mut kept = Kept::default();
-    match Partitions::make(client, (outbox, plan), retention, record).await {
-        Ok(Some(partitions)) => kept.take(partitions.create(client, plan).await)?,
-        Ok(None) => {}
-        Err(error) => kept.unfit = Some(contain(error)?),
-    }
-    Ok(kept)
 }

@@ -14,7 +14,7 @@ use tokio_postgres::Client;
 use super::{
     Witness,
     fence::{Fence, Look, Standing},
-    keeping::{self, Kept},
+    keeping::{Keeper, Kept},
     pass::{self, Batch, PassError, Plan, Walk, pause},
     record::{self, Record, RecordError},
 };
@@ -53,6 +53,9 @@ enum UpkeepError {
     Pass(#[from] PassError),
 }
 
+/// What it means for a table, and why.
+type Fault = (&'static str, String);
+
 /// Keeps the record, and deletes.
 pub struct Upkeep {
     config: Config,
@@ -76,7 +79,7 @@ pub struct Upkeep {
     /// What was last complained about.
     told: String,
     /// … and about tables: what that means, and why.
-    faults: Vec<(&'static str, String)>,
+    faults: Vec<Fault>,
 }
 
 impl Upkeep {
@@ -167,11 +170,13 @@ impl Upkeep {
         }
         if let Some(retention) = self.config.retention.filter(|_| pass_is_due) {
             self.next_pass = Instant::now() + retention.interval;
-            // of all tables, before the rows of one are looked at
-            self.create_partitions(client, &retention).await?;
             self.begin_pass(client, &retention).await?;
         }
-        if let Some(retention) = self.config.retention.filter(|_| Instant::now() >= self.next_creation) {
+        // a pass through many rows takes its time, and partitions are needed meanwhile; what hinders it is told in each pass
+        let makes_some = |retention: &RetentionConfig| retention.partitions_ahead.is_some();
+        if let Some(retention) =
+            self.config.retention.filter(makes_some).filter(|_| Instant::now() >= self.next_creation)
+        {
             self.create_partitions(client, &retention).await?;
         }
         let began = Instant::now();
@@ -258,21 +263,17 @@ impl Upkeep {
     }
 
     async fn begin_pass(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
-        let (mut walks, mut faults, mut dropped) = (Vec::new(), Vec::new(), 0);
-        for outbox in self.config.outboxes.iter().rev() {
-            match Plan::make(client, outbox, retention, &self.record).await {
-                Ok(plan) => {
-                    let kept = keeping::keep(client, (outbox, &plan), (retention, &self.record), false).await?;
-                    dropped += kept.rows();
-                    self.tell_of_partitions(&kept);
-                    let refused = kept.unfit.into_iter().chain(kept.refused);
-                    faults.extend(refused.map(|error| (PARTITIONS_STAY, error.to_string())));
-                    let walk = Walk::new(&plan, retention.batch, kept.spared);
-                    walks.push((plan, walk));
-                }
-                Err(error @ PassError::Unfit { .. }) => faults.push((ROWS_STAY, error.to_string())),
-                Err(error) => return Err(error.into()),
-            }
+        let (mut tables, mut faults) = self.create_partitions(client, retention).await?;
+        let (mut walks, mut dropped) = (Vec::new(), 0);
+        while let Some((plan, mut keeper)) = tables.pop() {
+            keeper.drop(client, &plan, false).await?;
+            self.tell_of_partitions(&mut keeper.kept);
+            let kept = keeper.kept;
+            dropped += kept.rows();
+            let refused = kept.unfit.into_iter().chain(kept.uncreated).chain(kept.refused);
+            faults.extend(refused.map(|error| (PARTITIONS_STAY, error.to_string())));
+            let walk = Walk::new(&plan, retention.batch, kept.spared);
+            walks.push((plan, walk));
         }
         for (what, error) in faults.iter().filter(|fault| !self.faults.contains(fault)) {
             tracing::warn!(error, "{what}; looking again in each pass");
@@ -282,28 +283,33 @@ impl Upkeep {
         Ok(())
     }
 
-    /// A pass through many rows takes its time, and partitions are needed meanwhile. What hinders it is told in each pass.
-    async fn create_partitions(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
+    /// Creates the partitions to come, of all tables, before the rows of one are looked at. Returns the tables that can be pruned,
+    /// and why others cannot.
+    async fn create_partitions(
+        &mut self,
+        client: &Client,
+        retention: &RetentionConfig,
+    ) -> Result<(Vec<(Plan, Keeper)>, Vec<Fault>), UpkeepError> {
         self.next_creation = Instant::now() + retention.interval;
-        if retention.partitions_ahead.is_none() {
-            return Ok(());
-        }
+        let (mut tables, mut faults) = (Vec::new(), Vec::new());
         for outbox in &self.config.outboxes {
             match Plan::make(client, outbox, retention, &self.record).await {
                 Ok(plan) => {
-                    self.tell_of_partitions(
-                        &keeping::create(client, (outbox, &plan), (retention, &self.record)).await?,
-                    );
+                    let mut keeper = Keeper::start(client, (outbox, &plan), (retention, &self.record)).await?;
+                    keeper.create(client, &plan).await?;
+                    self.tell_of_partitions(&mut keeper.kept);
+                    tables.push((plan, keeper));
                 }
-                Err(PassError::Unfit { .. }) => {}
+                Err(error @ PassError::Unfit { .. }) => faults.push((ROWS_STAY, error.to_string())),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        Ok((tables, faults))
     }
 
-    fn tell_of_partitions(&self, kept: &Kept) {
-        for partition in &kept.created {
+    /// Of those that are created once.
+    fn tell_of_partitions(&self, kept: &mut Kept) {
+        for partition in kept.created.drain(..) {
             tracing::info!(partition, "created a partition of the outbox");
         }
         for (partition, rows) in &kept.dropped {
