@@ -73,6 +73,7 @@ codes! {
     NoFreeSlot = "WP-207",
     Publication = "WP-208",
     SlotCannotGo = "WP-209",
+    SessionOutdated = "WP-210",
     // tables and events
     TableMissing = "WP-301",
     Columns = "WP-302",
@@ -162,6 +163,7 @@ fn of_source(error: &SourceError) -> Code {
         }
         SourceError::Server(error) => of_server(error),
         SourceError::PublicationMissing(_) => Code::Publication,
+        SourceError::Outdated => Code::SessionOutdated,
         SourceError::Protocol(_) | SourceError::Parse(_) => Code::NotUnderstood,
         SourceError::SlotMissing(_) => Code::SlotMissing,
         SourceError::SlotUnfinished(_) => Code::SlotUnfinished,

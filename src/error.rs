@@ -123,6 +123,7 @@ pub(crate) fn judge_source(error: &SourceError) -> Verdict {
         | SourceError::Io(_)
         | SourceError::EndOfStream
         | SourceError::Silent
+        | SourceError::Outdated
         | SourceError::ServerStopping
         | SourceError::Protocol(_) => Verdict::Retry,
     }

@@ -39,7 +39,7 @@ use crate::{
     trace::{Recorder, Traced},
 };
 use reasons::{part, reason, sink_reason, slot_is_taken};
-use renewal::Birth;
+use renewal::{Birth, until_outdated};
 use session_sink::{Memory, SessionSink};
 
 /// How a run ended.
@@ -296,6 +296,7 @@ impl Supervisor {
                 self.memory.lend(sink);
                 let mut traced = Traced::new(&mut **sink, self.recorder.as_mut());
                 let session = run_session(&mut *source, &mut traced, stages, &mut self.signals, telltale);
+                let session = until_outdated(&self.shared.witness, session);
                 let outcome = self.birth.guard(changing, session).await;
                 self.memory.take_back(sink);
                 outcome
@@ -304,6 +305,7 @@ impl Supervisor {
                 sink.prepare(here, std::mem::take(&mut self.learned));
                 let mut traced = Traced::new(&mut **sink, self.recorder.as_mut());
                 let session = run_session(&mut *source, &mut traced, stages, &mut self.signals, telltale);
+                let session = until_outdated(&self.shared.witness, session);
                 let outcome = self.birth.guard(changing, session).await;
                 self.learned = sink.leave();
                 outcome
@@ -468,6 +470,10 @@ impl Supervisor {
             SessionError::Sink(SinkError::Suspect { .. } | SinkError::Cleared { .. } | SinkError::Convicted { .. })
         ) {
             tracing::warn!(error = text, %code, "starting over with another way of sending");
+            return Ok(Duration::ZERO);
+        }
+        if matches!(error, SessionError::Source(SourceError::Outdated)) {
+            tracing::info!(reason = text, %code, "another session begins");
             return Ok(Duration::ZERO);
         }
         let fresh = self.shared.health.trouble(part(error), format!("{text}; {hint}").trim_end_matches("; "));

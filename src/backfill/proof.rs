@@ -53,7 +53,7 @@ impl Proof {
         if !tables.is_empty() && text(2) == Some("f") {
             let sql = record::leaves_sql(&plan.config.postgres.publication, &tables, text(3) == Some("t"));
             for row in wire.query(&sql).await? {
-                if let [Some(relation), Some(shape)] = row.as_slice()
+                if let [Some(relation), Some(shape), ..] = row.as_slice()
                     && let Ok(relation) = relation.parse()
                 {
                     leaves.push(Leaf { relation, shape: shape.clone() });

@@ -28,6 +28,7 @@ const CODES: &[(&str, &str)] = &[
     ("long_transaction", "warn"),
     ("older_rows", "error"),
     ("other_slot_holds_wal", "warn"),
+    ("partition_attached_later", "warn"),
     ("partition_not_logged", "error"),
     ("partitions_not_published_as_root", "error"),
     ("payload_type", "warn"),

@@ -18,7 +18,11 @@ const LOOK: &str = "
            has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE'), c.oid, c.reltuples::float8,
            (SELECT format('%I.%I', s.nspname, p.relname) FROM pg_partition_tree(c.oid) t
             JOIN pg_class p ON p.oid = t.relid JOIN pg_namespace s ON s.oid = p.relnamespace
-            WHERE t.isleaf AND (p.relkind <> 'r' OR p.relpersistence <> 'p') LIMIT 1)
+            WHERE t.isleaf AND (p.relkind <> 'r' OR p.relpersistence <> 'p') LIMIT 1),
+           (SELECT format('%I.%I', s.nspname, p.relname) FROM pg_partition_tree(c.oid) t
+            JOIN pg_class p ON p.oid = t.relid JOIN pg_namespace s ON s.oid = p.relnamespace
+            JOIN pg_type y ON y.oid = p.reltype JOIN pg_inherits i ON i.inhrelid = p.oid
+            WHERE i.xmin <> y.xmin AND p.oid <> c.oid AND current_setting('server_version_num')::int < 150000 LIMIT 1)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relname = $2";
 
@@ -37,6 +41,8 @@ pub(super) struct Table {
     persistence: String,
     /// A partition of which nothing is in the WAL, by its name as SQL.
     hidden_partition: Option<String>,
+    /// One that was attached after it was made, where that matters.
+    late_partition: Option<String>,
     /// The role owns it, so it may add it to a publication.
     pub owned: bool,
     /// The role may count its rows.
@@ -73,6 +79,7 @@ pub(super) async fn look(client: &Client, outbox: &OutboxConfig) -> Result<Optio
         readable: row.get::<_, bool>(3) && row.get::<_, bool>(4),
         rows: row.get(6),
         hidden_partition: row.get(7),
+        late_partition: row.get(8),
         columns: columns.iter().map(column).collect(),
     }))
 }
@@ -116,6 +123,19 @@ pub(super) fn judge(
             format!("partition {partition} of table {name} is unlogged or a foreign table"),
             "rows in it never reach the write-ahead log, so their events are not published",
             format!("ALTER TABLE {partition} SET LOGGED, or for a foreign one: ALTER TABLE {name} DETACH PARTITION {partition}"),
+        );
+    }
+    if let Some(partition) = &table.late_partition {
+        findings.warn(
+            "partition_attached_later",
+            format!("partition {partition} of table {name} was attached after it was made, or renamed since"),
+            "Postgres 14 publishes nothing of it in a session that met rows of it from before; walpost begins another session \
+             once it sees that, and never deletes rows of such a partition",
+            format!(
+                "make partitions with CREATE TABLE … PARTITION OF {name}; or do ALTER PUBLICATION {} SET (publish = 'insert') in the \
+                 transaction that attaches one, then all that follows is published; 15 and later do not have this fault",
+                quote_identifier(&config.postgres.publication)
+            ),
         );
     }
     judge_columns(outbox, table, server, findings);

@@ -33,6 +33,8 @@ pub struct Look {
     pub wal_end: Lsn,
     /// The tables; empty while their inserts are not all published.
     pub leaves: Vec<Leaf>,
+    /// More of them, for which nothing can be proven: see [`super::late`]. `None` where the server has no such fault.
+    pub late: Option<Vec<Leaf>>,
 }
 
 /// Where walpost stands, read before the look.

@@ -89,7 +89,7 @@ impl World {
     fn look(&self) -> Look {
         let oldest_running = self.running.iter().map(|it| it.xid).min().unwrap_or(self.next);
         let leaf = Leaf { relation: 1, shape: self.shape.to_string() };
-        Look { oldest_running, next: self.next, wal_end: self.wal_end, leaves: vec![leaf] }
+        Look { oldest_running, next: self.next, wal_end: self.wal_end, leaves: vec![leaf], late: None }
     }
 
     fn xid(&mut self) -> u64 {

@@ -12,6 +12,7 @@ mod bounds;
 pub mod dropping;
 pub mod fence;
 pub mod keeping;
+pub mod late;
 pub mod partitions;
 pub mod pass;
 pub mod record;

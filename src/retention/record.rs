@@ -224,11 +224,11 @@ pub async fn look(client: &Client, config: &Config) -> Result<Option<Look>, toki
     client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
     let seen = look_in_one_snapshot(client, config).await;
     client.batch_execute("ROLLBACK").await?;
-    let Some((oldest_running, next, leaves)) = seen? else { return Ok(None) };
+    let Some(mut seen) = seen? else { return Ok(None) };
     // what is not flushed yet counts as well: the position must lie behind every commit that the snapshot shows
     let wal_end = client.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]).await?;
-    let wal_end = wal_end.get::<_, &str>(0).parse().unwrap_or(Lsn(u64::MAX));
-    Ok(Some(Look { oldest_running, next, wal_end, leaves }))
+    seen.wal_end = wal_end.get::<_, &str>(0).parse().unwrap_or(seen.wal_end);
+    Ok(Some(seen))
 }
 
 /// The oldest running xid, the next one, whether this is a standby, and whether publications know schemas.
@@ -237,32 +237,49 @@ pub const XIDS: &str = "
            to_regclass('pg_catalog.pg_publication_namespace') IS NOT NULL
     FROM pg_current_snapshot() s";
 
-async fn look_in_one_snapshot(
-    client: &Client,
-    config: &Config,
-) -> Result<Option<(u64, u64, Vec<Leaf>)>, tokio_postgres::Error> {
+/// All but the end of the WAL.
+async fn look_in_one_snapshot(client: &Client, config: &Config) -> Result<Option<Look>, tokio_postgres::Error> {
     let row = client.query_one(XIDS, &[]).await?;
     if row.get(2) {
         return Ok(None);
     }
-    let (oldest_running, next) = (row.get::<_, i64>(0).unsigned_abs(), row.get::<_, i64>(1).unsigned_abs());
+    let mut look = Look {
+        oldest_running: row.get::<_, i64>(0).unsigned_abs(),
+        next: row.get::<_, i64>(1).unsigned_abs(),
+        wal_end: Lsn(u64::MAX),
+        leaves: Vec::new(),
+        late: (!row.get::<_, bool>(3)).then(Vec::new),
+    };
     let published = publication::find(client, &config.postgres.publication, &config.outboxes).await?;
     if !published.faults().is_empty() {
-        return Ok(Some((oldest_running, next, Vec::new())));
+        return Ok(Some(look));
     }
     let tables: Vec<_> = config.outboxes.iter().map(|outbox| &outbox.table).collect();
     let rows = client.query(&leaves_sql(&config.postgres.publication, &tables, row.get(3)), &[]).await?;
-    let leaves = rows.iter().map(|row| Leaf { relation: row.get(0), shape: row.get(1) }).collect();
-    Ok(Some((oldest_running, next, leaves)))
+    for row in &rows {
+        let leaf = Leaf { relation: row.get(0), shape: row.get(1) };
+        match &mut look.late {
+            Some(late) if row.get(2) => late.push(leaf),
+            _ => look.leaves.push(leaf),
+        }
+    }
+    Ok(Some(look))
 }
 
-/// The leaves of tables. `with_schemas`: publications of whole schemas are known (15 and later).
+/// The leaves of tables, their shapes, and whether they count as [late](super::late). `with_schemas`: publications of
+/// whole schemas are known (15 and later).
 pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) -> String {
     let schemas = if with_schemas {
         "(SELECT string_agg(s.oid || ':' || s.xmin, ',' ORDER BY s.oid) FROM pg_publication_namespace s
           WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"
     } else {
         "NULL"
+    };
+    let late = if with_schemas {
+        "false"
+    } else {
+        "EXISTS (SELECT FROM pg_partition_ancestors(l.relation) a JOIN pg_inherits i ON i.inhrelid = a.relid
+                 JOIN pg_class n ON n.oid = a.relid JOIN pg_type y ON y.oid = n.reltype WHERE i.xmin <> y.xmin)"
     };
     let name = |table: &&TableName| format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.table));
     // each of these rows of the catalog gets another oid or xmin when the table left the publication for a while:
@@ -283,7 +300,7 @@ pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) 
              (SELECT string_agg(y.oid || ':' || y.xmin, ',' ORDER BY y.oid) FROM pg_class n
               JOIN pg_type y ON y.oid = n.reltype WHERE n.oid IN (l.root, l.relation)),
              (SELECT string_agg(i.inhparent || ':' || i.xmin, ',' ORDER BY i.inhrelid)
-              FROM pg_partition_ancestors(l.relation) a JOIN pg_inherits i ON i.inhrelid = a.relid))
+              FROM pg_partition_ancestors(l.relation) a JOIN pg_inherits i ON i.inhrelid = a.relid)), {late}
          FROM leaves l JOIN pg_class c ON c.oid = l.relation, pg_publication p
          -- nothing of an unlogged or a foreign table is in the WAL
          WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND p.pubname = {publication}

@@ -15,6 +15,7 @@ use super::{
     Witness,
     fence::{Fence, Look, Standing},
     keeping::{Keeper, Kept},
+    late::Late,
     pass::{self, Batch, PassError, Plan, Walk, pause},
     record::{self, Record, RecordError},
 };
@@ -65,6 +66,7 @@ pub struct Upkeep {
     witness: Arc<Witness>,
     link: Option<Client>,
     fence: Fence,
+    late: Late,
     /// Dead letters that are not in the record yet.
     buried: Ids,
     /// Transactions delivered, at the last look.
@@ -93,6 +95,7 @@ impl Upkeep {
             witness: Arc::clone(&shared.witness),
             link: None,
             fence: Fence::default(),
+            late: Late::default(),
             buried: Ids::default(),
             seen: 0,
             next_record: Instant::now(),
@@ -141,7 +144,8 @@ impl Upkeep {
     async fn work(&mut self) -> Result<Duration, UpkeepError> {
         let now = Instant::now();
         let pass_is_due = self.config.retention.is_some() && self.pass.is_none() && now >= self.next_pass;
-        let unrecorded = self.witness.begun().is_some() && (self.is_behind() || !self.fence.is_idle());
+        let unrecorded =
+            self.witness.begun().is_some() && (self.is_behind() || !self.fence.is_idle() || self.late.is_watching());
         let record_is_due = now >= self.next_record && unrecorded;
         if !pass_is_due && !record_is_due && self.pass.is_none() {
             if !unrecorded && self.config.retention.is_none() {
@@ -234,7 +238,8 @@ impl Upkeep {
         Ok(slot.map(|slot| (Standing { begun, confirmed, slot: slot.confirmed }, delivered)))
     }
 
-    async fn observe(&mut self, client: &Client, look: Look, standing: Standing) -> Result<(), UpkeepError> {
+    async fn observe(&mut self, client: &Client, mut look: Look, standing: Standing) -> Result<(), UpkeepError> {
+        self.late.attend((&mut look, standing), &self.witness);
         if self.buried.incomplete {
             self.fence.forget();
         }

@@ -1,9 +1,11 @@
-//! [`Witness`]: what this process has seen of the slot, written by the pipeline's thread.
+//! [`Witness`]: what this process has seen of the slot, written by the pipeline's thread, and what it asks of that.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
+
+use tokio::sync::Notify;
 
 use crate::{lsn::Lsn, sink::Buried};
 
@@ -11,6 +13,9 @@ use crate::{lsn::Lsn, sink::Buried};
 #[derive(Debug, Default)]
 pub struct Witness {
     begun: AtomicU64,
+    /// Where the present session began.
+    session: AtomicU64,
+    renewal: Notify,
     /// Dead letters.
     pub buried: Arc<Buried>,
 }
@@ -22,6 +27,22 @@ impl Witness {
         if ours == Lsn::ZERO || found > ours {
             self.begun.store(found.0, SeqCst);
         }
+        self.session.store(found.0, SeqCst);
+    }
+
+    /// Where the present session began, or the last one.
+    pub fn session(&self) -> Lsn {
+        Lsn(self.session.load(SeqCst))
+    }
+
+    /// Has the present session end, so that another one begins where it stands.
+    pub fn ask_for_renewal(&self) {
+        self.renewal.notify_one();
+    }
+
+    /// Ends when the session is to.
+    pub async fn renewal(&self) {
+        self.renewal.notified().await;
     }
 
     /// Everything committed from here to what this process has confirmed was delivered by it; `None` before the first

@@ -366,6 +366,9 @@ pub enum SourceError {
     /// Nothing arrived for too long, though we asked.
     #[error("the replication link is silent: nothing arrived for {} s", feedback::LOST_AFTER.as_secs())]
     Silent,
+    /// The session does not publish what was attached to a table while it ran.
+    #[error("partitions were attached while the session ran, which on Postgres 14 may go on not publishing them")]
+    Outdated,
     /// The server shuts down and waits for what we cannot confirm yet.
     #[error("the server is shutting down")]
     ServerStopping,

@@ -6,6 +6,8 @@ use crate::{
     config::{KafkaConfig, Secret},
     observe::Health,
     pipeline::SessionError,
+    retention::Witness,
+    source::SourceError,
 };
 
 /// The circumstances under which the present producer was made.
@@ -14,6 +16,18 @@ pub(super) struct Birth {
     /// What it proves itself with, where that stands in a file.
     password: Option<Secret>,
     clock: Offset,
+}
+
+/// A session that ends once what it publishes is out of date.
+pub(super) async fn until_outdated(
+    witness: &Witness,
+    session: impl Future<Output = Result<(), SessionError>>,
+) -> Result<(), SessionError> {
+    tokio::select! {
+        biased;
+        outcome = session => outcome,
+        () = witness.renewal() => Err(SourceError::Outdated.into()),
+    }
 }
 
 impl Birth {

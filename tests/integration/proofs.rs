@@ -169,22 +169,68 @@ fn what_was_written_while_the_table_was_not_published_stays() {
                 "INSERT INTO {there} (event_type, key, payload, created_at) VALUES ('{EVENT_TYPE}', 'apart', '{{}}', '2020-05-05')"
             ));
             outbox.execute(&format!("ALTER TABLE {come_back}"));
-            let _walpost = outbox.relay(&[KEEP, OFTEN]);
+            let walpost = outbox.relay(&[KEEP, OFTEN]);
             insert(&outbox, "second", 2);
+            if version == Version::OLDEST && leave.contains("DETACH") {
+                return late_partitions_are_published_anew_and_keep_their_rows(&outbox, &walpost, &topic);
+            }
             wait_until(PATIENCE, "what was streamed goes", || count(&outbox, "key = 'second'") == 0);
             std::thread::sleep(PASSES);
-            let delivered = outbox.kafka.read_all(&[&topic]);
-            let apart = delivered.iter().any(|record| record.key.as_deref() == Some(b"apart"));
-            let keys: Vec<_> =
-                delivered.iter().map(|record| record.key.as_deref().map(String::from_utf8_lossy)).collect();
-            assert_eq!(delivered.len(), 4 + usize::from(apart), "{leave}, {version:?}: {keys:?}");
-            // 14 publishes it all the same: then the row may go, and need not
+            let keys = keys_in(&outbox, &topic);
+            let apart = keys.iter().any(|key| key == "apart");
+            assert_eq!(keys.len(), 4 + usize::from(apart), "{leave}, {version:?}: {keys:?}");
+            // 14 goes on publishing a table that moves: then the row may go, and need not
             assert!(
                 apart || count(&outbox, "key = 'apart'") == 1,
                 "{leave}, {version:?}: gone, and was never delivered"
             );
             assert!(!apart || version == Version::OLDEST, "{leave}: published, so this shows nothing");
         });
+    }
+}
+
+fn keys_in(outbox: &Outbox<'_>, topic: &str) -> Vec<String> {
+    let records = outbox.kafka.read_all(&[topic]);
+    records.iter().map(|record| String::from_utf8_lossy(record.key.as_deref().unwrap_or_default()).into()).collect()
+}
+
+/// On 14, which may not publish them in a session that has met their rows before.
+fn late_partitions_are_published_anew_and_keep_their_rows(outbox: &Outbox<'_>, walpost: &Walpost, topic: &str) {
+    walpost.wait_for_log(PATIENCE, "WP-210");
+    walpost.wait_until_ready(PATIENCE);
+    insert(outbox, "third", 2);
+    let thirds = || keys_in(outbox, topic).iter().filter(|key| *key == "third").count();
+    wait_until(PATIENCE, "the new session publishes the partition", || thirds() == 2);
+    std::thread::sleep(PASSES);
+    assert_eq!(count(outbox, "true"), 5, "which of these were published, nobody can tell");
+    assert_eq!(walpost.log().matches("streaming slot").count(), 2, "one new session is enough: {}", walpost.log());
+}
+
+/// The same while walpost runs.
+#[test]
+fn on_14_a_partition_that_comes_back_is_published_by_a_new_session() {
+    let table = "
+        CREATE TABLE outbox (id uuid NOT NULL DEFAULT gen_random_uuid(), event_type text NOT NULL, key text, payload json,
+            created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)) PARTITION BY RANGE (created_at);
+        CREATE TABLE leaf PARTITION OF outbox FOR VALUES FROM (MINVALUE) TO (MAXVALUE)";
+    for env in [&[KEEP, OFTEN][..], &[]] {
+        let outbox = Outbox::with(Postgres::shared(Version::OLDEST), Kafka::shared(), table);
+        let topic = outbox.topic(EVENT_TYPE, 1);
+        outbox.execute("ALTER TABLE outbox DETACH PARTITION leaf");
+        let walpost = outbox.relay(env);
+        outbox.execute(&format!(
+            "INSERT INTO leaf (event_type, key, payload, created_at) VALUES ('{EVENT_TYPE}', 'apart', '{{}}', '2020-05-05')"
+        ));
+        outbox.wait_until_confirmed();
+        outbox.execute("ALTER TABLE outbox ATTACH PARTITION leaf FOR VALUES FROM (MINVALUE) TO (MAXVALUE)");
+        let check = outbox.command(&["check"], &[]);
+        assert!(check.output.contains("was attached after it was made"), "{}", check.output);
+        walpost.wait_for_log(PATIENCE, "WP-210");
+        walpost.wait_until_ready(PATIENCE);
+        insert(&outbox, "third", 2);
+        wait_until(PATIENCE, "the new session publishes it", || keys_in(&outbox, &topic) == ["third", "third"]);
+        std::thread::sleep(PASSES);
+        assert_eq!(count(&outbox, "true"), 3);
     }
 }
 
