@@ -265,10 +265,12 @@ impl KafkaSink {
     }
 
     fn check_fatal(&mut self) -> Result<(), SinkError> {
-        if !self.reports.is_fatal() && self.fatal_since.is_none() {
+        if self.reports.fatal_error(&self.producer).is_none() && self.fatal_since.is_none() {
             return Ok(());
         }
-        if self.fatal_since.get_or_insert_with(Instant::now).elapsed() < LAST_WORDS {
+        let is_over = self.fatal_since.get_or_insert_with(Instant::now).elapsed() >= LAST_WORDS;
+        // its own end says less than what it died of
+        if !is_over || self.failure.is_some() {
             return Ok(());
         }
         let code = self.producer.client().fatal_error().map_or(RDKafkaErrorCode::Fatal, |(code, _)| code);

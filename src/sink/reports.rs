@@ -15,7 +15,7 @@ use rdkafka::{
     config::RDKafkaLogLevel,
     error::KafkaError,
     message::DeliveryResult,
-    producer::{NoCustomPartitioner, ProducerContext},
+    producer::{NoCustomPartitioner, Producer, ProducerContext},
     types::RDKafkaErrorCode,
 };
 use tokio::sync::Notify;
@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use super::{
     dead_letter::Returned,
     kafka_error::{self, Verdict},
+    produce::SessionProducer,
     statistics::Statistics,
 };
 use crate::{
@@ -65,7 +66,8 @@ pub struct Reports {
     /// Wake the pipeline once this many have arrived; `usize::MAX`: it does not wait.
     wake_at: AtomicUsize,
     wake: Notify,
-    fatal: AtomicBool,
+    /// The producer said something that may mean that it is dead.
+    unwell: AtomicBool,
 }
 
 impl Reports {
@@ -101,9 +103,15 @@ impl Reports {
         self.wake_at.store(usize::MAX, Relaxed);
     }
 
-    /// Whether the producer said that it is dead.
-    pub fn is_fatal(&self) -> bool {
-        self.fatal.load(Relaxed)
+    /// Why the producer is dead, where it has said something since the last question.
+    ///
+    /// A fatal error is told by the code of its cause, like any other: only the producer knows which one it was.
+    pub fn fatal_error(&self, producer: &SessionProducer) -> Option<RDKafkaErrorCode> {
+        if !self.unwell.load(Relaxed) {
+            return None;
+        }
+        self.unwell.store(false, Relaxed);
+        producer.client().fatal_error().map(|(code, _)| code)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Report>> {
@@ -138,10 +146,6 @@ impl ClientContext for Context {
     fn error(&self, error: KafkaError, reason: &str) {
         let Some(code) = error.rdkafka_error_code() else { return };
         match code {
-            RDKafkaErrorCode::Fatal => {
-                self.reports.fatal.store(true, Relaxed);
-                self.reports.nudge();
-            }
             RDKafkaErrorCode::AllBrokersDown => {
                 let cause = self.recent_cause().clone();
                 let cause = cause.map_or_else(|| code.to_string(), |(cause, _)| cause);
@@ -162,7 +166,11 @@ impl ClientContext for Context {
                 self.recent_cause().get_or_insert_with(|| cause(code, reason));
                 tracing::debug!(%code, reason, "a broker is unreachable");
             }
-            _ => tracing::debug!(%code, reason, "kafka client error"),
+            _ => {
+                tracing::debug!(%code, reason, "kafka client error");
+                self.reports.unwell.store(true, Relaxed);
+                self.reports.nudge();
+            }
         }
     }
 }

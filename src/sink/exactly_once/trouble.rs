@@ -64,11 +64,12 @@ impl ExactlyOnceSink {
     }
 
     pub(super) fn check_fatal(&mut self) -> Result<(), SinkError> {
-        if self.fatal || self.reports.is_fatal() {
-            let code = self.producer.client().fatal_error().map_or(RDKafkaErrorCode::Fatal, |(code, _)| code);
-            return Err(SinkError::Producer { code: kafka_error::name(code) });
+        let told = self.reports.fatal_error(&self.producer);
+        let found = || self.producer.client().fatal_error().map_or(RDKafkaErrorCode::Fatal, |(code, _)| code);
+        match told.or_else(|| self.fatal.then(found)) {
+            Some(code) => Err(SinkError::Producer { code: kafka_error::name(code) }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Puts a record into the transaction, which is begun where none is open.
