@@ -53,7 +53,7 @@ fn half_a_gigabyte_of_large_events_waits_for_a_frozen_broker_within_the_bound() 
            COMMIT; END LOOP; END $$",
     );
     wait_until(PATIENCE, "walpost stops reading", || walpost.metric("walpost_in_flight_bytes") >= 60e6);
-    claim_waiting_is_cheap(&walpost);
+    claim_waiting_is_cheap(&walpost, WAITING_SHARE);
     claim_small(&walpost);
     kafka.thaw();
     outbox.wait_until_confirmed();
