@@ -147,6 +147,7 @@ pub async fn run(config: &Config, mut done: impl FnMut(Step)) -> Result<Option<B
             None
         }
         Slot::Created => {
+            record::forget_where_it_was_left(&client, config).await;
             done(Step::Created(slot_text(config)));
             None
         }

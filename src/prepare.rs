@@ -45,7 +45,10 @@ async fn ensure(config: &Config) -> Result<Prepared, InitError> {
         }
         match slot {
             Slot::Found => {}
-            Slot::Created => tracing::info!(what = init::slot_text(config), "created"),
+            Slot::Created => {
+                tracing::info!(what = init::slot_text(config), "created");
+                record::forget_where_it_was_left(&client, config).await;
+            }
             Slot::Behind(fill) => return Ok(Prepared::Behind(fill)),
         }
     } else {

@@ -14,6 +14,7 @@ use crate::{
     observe::slot::{self, SlotState},
     peek_command::{self, PeekError},
     prepare,
+    retention::record,
     sql::{self, SqlError, quote_identifier, quote_literal},
 };
 
@@ -113,6 +114,7 @@ pub async fn run(config: &Config, wanted: &Rewind, mut print: impl FnMut(String)
     let advance = "SELECT end_lsn::text FROM pg_replication_slot_advance($1, $2::text::pg_lsn)";
     let row = client.query_one(advance, &[name, &to.to_string()]).await;
     let row = row.map_err(|source| statement("advance the slot", source))?;
+    record::forget_where_it_was_left(&client, config).await;
     print(format!("slot {name} went from {from} to {}: {skipped} events were skipped", row.get::<_, &str>(0)));
     Ok(0)
 }

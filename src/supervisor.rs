@@ -438,10 +438,7 @@ impl Supervisor {
         let ours = self.shared.progress.confirmed_lsn();
         self.shared.witness.session_begins(found.confirmed, ours);
         if ours > Lsn::ZERO && found.confirmed > ours {
-            let reason = format!(
-                "the slot was moved from {ours} to {} while walpost was away: events in between may not have been published",
-                found.confirmed
-            );
+            let reason = slot::was_moved(ours, found.confirmed);
             tracing::error!(slot = self.config.postgres.slot, confirmed = %ours, found = %found.confirmed, "{reason}");
             self.shared.health.remember(reason);
         }

@@ -30,12 +30,14 @@ use crate::{
     event::Position,
     lsn::Lsn,
     pipeline::{SessionError, Signals, Stages, Telltale},
+    retention::record,
     sink::{Buried, KafkaSink},
     source::{
         SourceError, Wire,
         slot::{self, Created},
         snapshot::Snapshot,
     },
+    sql,
 };
 
 /// What the name of a slot ends with until its backfill is complete.
@@ -213,7 +215,7 @@ impl Fill {
             return Err(BackfillError::NoSuchOutbox(table.to_string()));
         }
         let plan = Plan { marker: None, ..Plan::new(config, outboxes) };
-        plan.validate(&crate::sql::connect(&config.postgres.conninfo).await?).await?;
+        plan.validate(&sql::connect(&config.postgres.conninfo).await?).await?;
         let reading = plan.read().await?;
         Ok(Self { plan, reading, done: 0, complete: false })
     }
@@ -261,6 +263,9 @@ impl Fill {
         let Some(marker) = &self.plan.marker else { return Ok(()) };
         let mut wire = Wire::connect(&self.plan.conninfo).await?;
         slot::replace(&mut wire, marker, &self.plan.slot).await?;
+        if let Ok(client) = sql::connect(&self.plan.conninfo).await {
+            record::forget_where_it_was_left(&client, &self.plan.config).await;
+        }
         tracing::info!(slot = self.plan.slot, "the backfill is complete: the slot has its name");
         self.reading = None; // and with it the lock
         Ok(())

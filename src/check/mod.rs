@@ -120,7 +120,7 @@ async fn look(client: &Client, config: &Config, findings: &mut Findings) -> Resu
 
 /// Whether the server takes us as a walsender: tried, since no catalog knows (`pg_hba.conf`, managed services' own roles).
 async fn replication_link(config: &Config, findings: &mut Findings) {
-    let error = match Wire::connect(&config.postgres.conninfo).await {
+    let error = match walsender(config).await {
         Ok(mut link) => {
             findings.ok("replication_allowed", "the role may open a replication connection".to_owned());
             return judge_sender_timeout(&mut link, config, findings).await;
@@ -135,6 +135,13 @@ async fn replication_link(config: &Config, findings: &mut Findings) {
         _ => hint(error),
     };
     findings.error("replication_refused", what, "walpost reads the write-ahead log over such a connection", fix);
+}
+
+/// A link that understands replication: what stands in between may have dropped the wish for it, and answer all the same.
+async fn walsender(config: &Config) -> Result<Wire, SourceError> {
+    let mut link = Wire::connect(&config.postgres.conninfo).await?;
+    link.query("IDENTIFY_SYSTEM").await?;
+    Ok(link)
 }
 
 /// Whether the server took the timeout that was asked for: poolers and login triggers may undo it.

@@ -8,6 +8,7 @@ use tokio_postgres::{Client, error::SqlState};
 use super::fence::{Fence, Interval, Leaf, Look};
 use crate::{
     config::{Config, TableName},
+    error::chain,
     lsn::Lsn,
     publication,
     sink::Ids,
@@ -139,7 +140,7 @@ impl Record {
     pub async fn load(&self, client: &Client) -> Result<Fence, RecordError> {
         let sql = format!(
             "SELECT DISTINCT ON (relation) relation, shape, since, until, confirmed::text FROM {}
-             WHERE slot = $1 AND system = (SELECT system_identifier::text FROM pg_control_system())
+             WHERE slot = $1 AND system = (SELECT system_identifier::text FROM pg_control_system()) AND relation <> 0
              ORDER BY relation, since DESC",
             self.delivered
         );
@@ -183,6 +184,30 @@ impl Record {
         let confirmed: Vec<String> = intervals.iter().map(|interval| interval.confirmed.to_string()).collect();
         client.execute(&sql, &[&self.slot, &relations, &shapes, &since, &until, &confirmed]).await?;
         Ok(())
+    }
+
+    /// Notes where the slot stands, for the next process to find it there. Nobody may stream from it any more.
+    pub async fn leave(&self, client: &Client) -> Result<(), RecordError> {
+        let sql = format!(
+            "INSERT INTO {} (slot, system, relation, shape, since, until, confirmed)
+             SELECT slot_name, system_identifier::text, 0, 'left here', 0, 0, confirmed_flush_lsn
+             FROM pg_replication_slots, pg_control_system() WHERE slot_name = $1::text AND NOT active
+             ON CONFLICT (slot, system, relation, since) DO UPDATE SET confirmed = excluded.confirmed",
+            self.delivered
+        );
+        client.execute(&sql, &[&self.slot]).await?;
+        Ok(())
+    }
+
+    /// Where the slot was left by a process that ended in order, if the last one did. Told once.
+    pub async fn take_left(&self, client: &Client) -> Result<Option<Lsn>, RecordError> {
+        let sql = format!(
+            "DELETE FROM {} WHERE slot = $1 AND relation = 0
+             AND system = (SELECT system_identifier::text FROM pg_control_system()) RETURNING confirmed::text",
+            self.delivered
+        );
+        let row = client.query_opt(&sql, &[&self.slot]).await?;
+        Ok(row.and_then(|row| row.get::<_, &str>(0).parse().ok()))
     }
 
     /// Writes the ids of dead letters.
@@ -308,6 +333,13 @@ pub fn leaves_sql(publication: &str, tables: &[&TableName], with_schemas: bool) 
         names = tables.iter().map(name).collect::<Vec<_>>().join(", "),
         publication = quote_literal(publication),
     )
+}
+
+/// Where a slot was left means nothing once walpost itself, as it was asked to, has made it anew or moved it.
+pub async fn forget_where_it_was_left(client: &Client, config: &Config) {
+    if let Err(error) = Record::new(config).take_left(client).await {
+        tracing::debug!(error = chain(&error), "no record of where the slot was left");
+    }
 }
 
 /// Before the first stream of a process: creates the tables where that is wanted and allowed, and notes from where on

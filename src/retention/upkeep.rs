@@ -23,8 +23,10 @@ use crate::{
     backoff::Backoff,
     config::{Config, RetentionConfig},
     error::chain,
-    observe::{Metrics, Progress},
+    lsn::Lsn,
+    observe::{Health, Metrics, Progress},
     sink::Ids,
+    source::slot,
     sql::{self, SqlError},
     supervisor::Shared,
 };
@@ -67,6 +69,9 @@ pub struct Upkeep {
     link: Option<Client>,
     fence: Fence,
     late: Late,
+    health: Arc<Health>,
+    /// It is known where the last process has left the slot.
+    knows_where_it_was_left: bool,
     /// Dead letters that are not in the record yet.
     buried: Ids,
     /// Transactions delivered, at the last look.
@@ -96,6 +101,8 @@ impl Upkeep {
             link: None,
             fence: Fence::default(),
             late: Late::default(),
+            health: Arc::clone(&shared.health),
+            knows_where_it_was_left: false,
             buried: Ids::default(),
             seen: 0,
             next_record: Instant::now(),
@@ -212,6 +219,7 @@ impl Upkeep {
     /// An entry in the record: what the last look proves by now; then another look.
     async fn keep_record(&mut self, client: &Client) -> Result<(), UpkeepError> {
         let Some((standing, delivered)) = self.standing(client).await? else { return Ok(()) };
+        self.compare(client, standing.begun).await?;
         self.keep_dead(client).await?;
         let grown = self.fence.prove(standing);
         self.record.save(client, &grown).await?;
@@ -221,6 +229,21 @@ impl Upkeep {
         if delivered != self.seen {
             self.fence.want(next);
             self.seen = delivered;
+        }
+        Ok(())
+    }
+
+    /// Holds where the stream has begun against where the last process has left the slot.
+    async fn compare(&mut self, client: &Client, begun: Lsn) -> Result<(), UpkeepError> {
+        if self.knows_where_it_was_left {
+            return Ok(());
+        }
+        let left = self.record.take_left(client).await?;
+        self.knows_where_it_was_left = true;
+        if let Some(left) = left.filter(|left| begun > *left) {
+            let reason = slot::was_moved(left, begun);
+            tracing::error!(slot = self.record.slot(), %left, found = %begun, "{reason}");
+            self.health.remember(reason);
         }
         Ok(())
     }
@@ -360,9 +383,6 @@ impl Upkeep {
 
     /// The last entry: where the next process may go on from. A failure costs rows that stay, and nothing else.
     async fn finish(&mut self) {
-        if !self.is_behind() && self.fence.is_idle() {
-            return;
-        }
         if let Err(error) = self.last_entry().await {
             tracing::debug!(error = chain(&error), "no last entry in the record of what was delivered");
         }
@@ -373,11 +393,15 @@ impl Upkeep {
         let deadline = Instant::now() + LAST_CONFIRM;
         let standing = loop {
             let Some((standing, _)) = self.standing(&client).await? else { return Ok(()) };
-            if standing.slot >= standing.confirmed || Instant::now() >= deadline {
+            let seen = record::slot(&client, self.record.slot()).await?;
+            let is_left = standing.slot >= standing.confirmed && seen.is_some_and(|slot| !slot.active);
+            if is_left || Instant::now() >= deadline {
                 break standing;
             }
             sleep(Duration::from_millis(20)).await;
         };
+        self.compare(&client, standing.begun).await?;
+        self.record.leave(&client).await?;
         self.keep_dead(&client).await?;
         if self.buried.incomplete {
             return Ok(());

@@ -67,6 +67,14 @@ pub async fn look(wire: &mut Wire, slot: &str) -> Result<SlotFound, SourceError>
     Ok(SlotFound { confirmed, active_pid: text(8).map(str::to_owned), system })
 }
 
+/// What it means that the slot stands further than it was left.
+pub fn was_moved(left: Lsn, found: Lsn) -> String {
+    format!(
+        "the slot was moved from {left} to {found} while walpost was away, by hand or by making it anew: events in between may not \
+         have been published"
+    )
+}
+
 /// The same for a process that may have used it before: with `held`, a slot that is missing is lost, and `system` is the
 /// cluster that it was in, which it must still be in; filled in at the first look.
 pub async fn look_again(

@@ -176,6 +176,46 @@ fn changes_that_are_no_inserts_are_counted_and_passed_over() {
     });
 }
 
+/// Case 25, where nothing commits, and with more than a packet holds.
+#[test]
+fn logical_messages_of_a_transaction_that_is_rolled_back_disturb_nothing() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        it.outbox.execute(&insert("1"));
+        it.outbox.execute(
+            "BEGIN; INSERT INTO outbox VALUES ('taken back', 't', 'k', '');
+             SELECT pg_logical_emit_message(true, 'app', repeat('x', 100000));
+             SELECT pg_logical_emit_message(false, 'app', repeat('y', 100000)); ROLLBACK",
+        );
+        it.outbox.execute(&insert("2"));
+        assert_eq!(it.published(), ["1", "2"]);
+        assert!(it.walpost.metric("walpost_reconnects_total{side=\"replication\"}") < 1.0);
+    });
+}
+
+/// Case 39: rows from before and after a change wait for walpost.
+#[test]
+fn a_table_may_change_while_walpost_is_down() {
+    at_both_ends(|version| {
+        let it = AtWork::on(Postgres::shared(version));
+        it.outbox.execute("ALTER TABLE outbox ADD COLUMN middle int DEFAULT 7, ADD COLUMN last text DEFAULT 'l'");
+        it.outbox.execute(&insert("1"));
+        it.outbox.wait_until_confirmed();
+        assert_eq!(it.walpost.sigterm_and_wait(PATIENCE), Some(0));
+        it.outbox.execute(&insert("2"));
+        it.outbox.execute(
+            "BEGIN; ALTER TABLE outbox DROP COLUMN middle, ADD COLUMN another text; INSERT INTO outbox (id, event_type, key, payload, \
+             another) VALUES ('3', 't', 'key of 3', 'value of 3', 'a'); COMMIT",
+        );
+        it.outbox.execute(&insert("4"));
+        let it = AtWork { walpost: it.outbox.relay(&[]), ..it };
+        assert_eq!(it.published(), ["1", "2", "3", "4"]);
+        let records = it.outbox.kafka.read_all(&[&it.topic]);
+        let third = (records[2].key.as_deref(), records[2].value.as_deref());
+        assert_eq!(third, (Some(&b"key of 3"[..]), Some(&b"value of 3"[..])));
+    });
+}
+
 /// Case 39.
 #[test]
 fn a_table_may_change_under_the_stream() {

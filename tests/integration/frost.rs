@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, thread, time::Duration};
 
 use crate::{
+    halts::ids,
     ledger::TABLE,
     outbox::{Outbox, PATIENCE, deliveries, lsn, stays},
     services::{
@@ -107,6 +108,45 @@ fn claim_that_unrelated_writes_confirm_nothing(side: &Warm<'_>) {
     let status = walpost.status();
     let received = lsn(status["received_lsn"].as_str().expect("it has received something"));
     assert!(received > after_first, "the stream went on meanwhile");
+}
+
+/// Case 15: the request is given up while the broker may still have it, and goes out again; what comes behind it waits.
+#[test]
+fn a_request_that_is_sent_again_is_not_overtaken_by_later_events_of_its_key() {
+    let kafka = victim();
+    let hasty = [
+        ("WALPOST_KAFKA_PROPERTIES_REQUEST_TIMEOUT_MS", "2000"),
+        ("WALPOST_KAFKA_PROPERTIES_SOCKET_TIMEOUT_MS", "2000"),
+        ("WALPOST_LOG_LEVEL", "walpost::librdkafka=debug,info"),
+    ];
+    for delivery in ["at_least_once", "exactly_once"] {
+        let outbox = Outbox::with(Postgres::shared(Version::NEWEST), &kafka, TABLE);
+        let topic = outbox.topic("t", 1);
+        let env = [&hasty[..], &[("WALPOST_KAFKA_DELIVERY", delivery)]].concat();
+        let walpost = outbox.relay(&env);
+        let insert = |id: u32| outbox.execute(&format!("INSERT INTO outbox VALUES ({id}, 't', 'k', NULL)"));
+        insert(0);
+        outbox.wait_until_confirmed();
+        for round in 0..3 {
+            kafka.freeze();
+            insert(3 * round + 1);
+            wait_until(PATIENCE, "the request is given up", || {
+                walpost.log().matches("REQTMOUT").count() > round as usize
+            });
+            insert(3 * round + 2);
+            insert(3 * round + 3);
+            thread::sleep(Duration::from_secs(1));
+            kafka.thaw();
+            outbox.wait_until_confirmed();
+        }
+        let mut seen = Vec::new();
+        for id in ids(&outbox, &topic) {
+            if !seen.contains(&id) {
+                seen.push(id);
+            }
+        }
+        assert_eq!(seen, (0..=9).map(|id| id.to_string()).collect::<Vec<_>>(), "{delivery}");
+    }
 }
 
 /// In the middle of a segment; then its broker gives up its only log directory, as it does on a full disk.

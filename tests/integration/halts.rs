@@ -1,5 +1,12 @@
 //! What needs a human: walpost says what and why, and ends or waits; nothing is lost meanwhile.
 
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
 use crate::{
     ledger::TABLE,
     outbox::{DEFAULT_TABLE, Outbox, PATIENCE, at_both_ends, deliveries},
@@ -10,6 +17,9 @@ use crate::{
         walpost::Walpost,
     },
 };
+
+/// Long enough for walpost to have compared the slot with where it was left.
+const LOOKS: Duration = Duration::from_secs(2);
 
 /// Runs a walpost that ends by itself with this exit code; what it said.
 fn halted(outbox: &Outbox<'_>, env: &[(&str, &str)], code: i32) -> String {
@@ -172,6 +182,54 @@ fn a_slot_that_is_moved_behind_a_running_walpost_is_said_with_both_positions() {
     });
 }
 
+/// Case 6.
+#[test]
+fn a_slot_that_was_made_anew_while_walpost_was_down_is_said_and_its_own_position_counts() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        let topic = outbox.topic("t", 1);
+        let insert = |id: &str| outbox.execute(&format!("INSERT INTO outbox VALUES ('{id}', 't', 'k', '')"));
+        let delivered = |count| wait_until(PATIENCE, "it is delivered", || outbox.kafka.record_count(&topic) == count);
+        let walpost = outbox.relay(&[]);
+        insert("before");
+        outbox.wait_until_confirmed();
+        assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
+
+        // neither a restart in order nor one after a kill is more than that
+        insert("meanwhile");
+        let walpost = outbox.relay(&[]);
+        delivered(2);
+        outbox.wait_until_confirmed();
+        thread::sleep(LOOKS);
+        assert!(!walpost.log().contains("was moved"), "{}", walpost.log());
+        walpost.kill9();
+        wait_until(PATIENCE, "the slot is free", || outbox.walsender().is_none());
+        let walpost = outbox.relay(&[]);
+        thread::sleep(LOOKS);
+        assert!(!walpost.log().contains("was moved"), "{}", walpost.log());
+        assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
+
+        let slot = outbox.database.name();
+        insert("never published");
+        outbox.execute(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        outbox.execute(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
+        for id in ["1", "2", "3"] {
+            insert(id);
+        }
+        let walpost = outbox.relay(&[]);
+        walpost.wait_for_log(PATIENCE, "the slot was moved from");
+        delivered(5);
+        claim_said(&walpost.log(), &["events in between may not have been published"]);
+        assert!(walpost.status()["last_error"].as_str().is_some_and(|text| text.contains("was moved")));
+        assert_eq!(walpost.sigterm_and_wait(PATIENCE), Some(0));
+
+        // said once
+        let walpost = outbox.relay(&[]);
+        thread::sleep(LOOKS);
+        assert!(!walpost.log().contains("was moved"), "{}", walpost.log());
+    });
+}
+
 /// The same address, another cluster with a slot of the same name: an upgrade or a restore, done half.
 #[test]
 fn another_cluster_behind_the_same_address_is_refused() {
@@ -273,6 +331,56 @@ fn wal_that_is_not_logical_is_said_plainly() {
         let outbox = Outbox::new(&server, Kafka::shared());
         claim_said(&halted(&outbox, &[], 1), &["wal_level = logical", "restart"]);
     });
+}
+
+/// Case 40.
+#[test]
+fn what_stands_between_and_knows_nothing_of_replication_is_said_plainly() {
+    at_both_ends(|version| {
+        let outbox = Outbox::with(Postgres::shared(version), Kafka::shared(), TABLE);
+        let port = without_replication(Postgres::shared(version).port());
+        let url = format!("postgres://postgres@127.0.0.1:{port}/{}?sslmode=disable", outbox.database.name());
+        let log = halted(&outbox, &[("WALPOST_POSTGRES_URL", &url)], 1);
+        claim_said(&log, &["WP-108", "pooler"]);
+        let check = outbox.command(&["check"], &[("WALPOST_POSTGRES_URL", &url)]);
+        assert_eq!(check.code, Some(1), "{}", check.output);
+        claim_said(&check.output, &["pooler"]);
+    });
+}
+
+/// In front of a port, as some poolers are: the startup parameter `replication` does not get through. Its port.
+fn without_replication(server: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || pool(client, server));
+        }
+    });
+    port
+}
+
+fn pool(mut client: TcpStream, server: u16) -> io::Result<()> {
+    let mut head = [0; 8];
+    client.read_exact(&mut head)?;
+    let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    let mut body = vec![0; length - head.len()];
+    client.read_exact(&mut body)?;
+    let words: Vec<&[u8]> = body.split(|byte| *byte == 0).collect();
+    let kept = words.chunks(2).filter(|pair| pair[0] != b"replication" && !pair[0].is_empty());
+    let mut startup: Vec<u8> = kept.flatten().flat_map(|word| [word, &b"\0"[..]].concat()).collect();
+    startup.push(0);
+    let length = u32::try_from(head.len() + startup.len()).expect("a short packet");
+    let mut upstream = TcpStream::connect(("127.0.0.1", server))?;
+    upstream.write_all(&[&length.to_be_bytes()[..], &head[4..], &startup].concat())?;
+    let (mut answers, mut back) = (upstream.try_clone()?, client.try_clone()?);
+    let answering = thread::spawn(move || {
+        let _ = io::copy(&mut answers, &mut back);
+        back.shutdown(Shutdown::Both)
+    });
+    let _ = io::copy(&mut client, &mut upstream);
+    upstream.shutdown(Shutdown::Both)?;
+    answering.join().expect("it only copies")
 }
 
 /// Case 40.

@@ -141,11 +141,13 @@ fn a_uuid_key_has_36_bytes() {
 #[test]
 fn header_columns_hold_what_postgres_prints() {
     let tables = "CREATE TYPE mood AS ENUM ('so so', 'glad'); CREATE TYPE pair AS (a int, b text);
+        CREATE DOMAIN size AS int CHECK (VALUE > 0);
         CREATE TABLE outbox (id int, event_type text, payload text, enum mood, list text[], pair pair, float float8,
-            number numeric, none int)";
-    let columns = "{number = 'number', mood = 'enum', list = 'list', pair = 'pair', none = 'none', nan = 'float'}";
+            number numeric, none int, grid int[][], size size, nothing numeric, key pair)";
+    let columns = "{number = 'number', mood = 'enum', list = 'list', pair = 'pair', none = 'none', nan = 'float',
+        grid = 'grid', size = 'size', nan2 = 'nothing'}";
     let row = r#"(1, 't', '', 'so so', '{a,"b c",NULL}', '(1,"x ""y""")', 'NaN',
-        1234567890123456789012345678901234567890.10, NULL)"#;
+        1234567890123456789012345678901234567890.10, NULL, '{{1,2},{3,4}}', 42, 'NaN', '(7,"a,b ""c""")')"#;
     at_both_ends(|version| {
         let records = published(version, tables, &[("WALPOST_OUTBOX_HEADER_COLUMNS", columns)], row);
         let expected = [
@@ -154,8 +156,13 @@ fn header_columns_hold_what_postgres_prints() {
             ("list", r#"{a,"b c",NULL}"#),
             ("pair", r#"(1,"x ""y""")"#),
             ("nan", "NaN"),
+            ("grid", "{{1,2},{3,4}}"),
+            ("size", "42"),
+            ("nan2", "NaN"),
         ];
-        assert_eq!(headers(&records[0])[3..], expected);
+        let present: BTreeSet<_> = headers(&records[0])[3..].iter().copied().collect();
+        assert_eq!(present, expected.into_iter().collect());
+        assert_eq!(text(records[0].key.as_deref()), r#"(7,"a,b ""c""")"#);
     });
 }
 

@@ -9,6 +9,7 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, KafkaResult},
     message::Headers,
+    types::RDKafkaErrorCode,
 };
 
 use super::{complete, kafka::Kafka, wait_for, wait_until};
@@ -61,7 +62,14 @@ impl Received {
 impl Kafka {
     /// Creates a topic with the default number of replicas and waits until it is known.
     pub fn create_topic(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
-        single(self.ask_for_topic(name, partitions, configs));
+        match self.ask_for_topic(name, partitions, configs) {
+            // the client took the broker it had asked for another one, and let go of it
+            Err(KafkaError::AdminOp(RDKafkaErrorCode::DestroyBroker)) if self.partitions(name).is_none() => {
+                single(self.ask_for_topic(name, partitions, configs));
+            }
+            Err(KafkaError::AdminOp(RDKafkaErrorCode::DestroyBroker)) => {}
+            answer => single(answer),
+        }
         wait_until(PATIENCE, &format!("topic {name} is known"), || self.partitions(name) == Some(partitions));
     }
 

@@ -36,7 +36,7 @@ fn write(config: &Config, here: &Whereabouts, replace: bool, stop: &Arc<AtomicBo
     let settings = transactional_config(kafka, sending, &format!("walpost-{slot}"));
     let producer =
         producer::start(&settings, false, (&Arc::new(Reports::default()), &Arc::default(), &Arc::default()), stop)?;
-    let mut writer = Writer::new(kafka, slot, Arc::clone(&producer), Arc::default())?;
+    let mut writer = Writer::new(kafka, slot, Arc::clone(&producer), Arc::default());
     let stored = writer.recover(true)?;
     let known = stored.as_ref().map(Option::as_ref).map_err(String::as_str);
     may_create(known, (here, slot, &kafka.progress_topic), replace)?;

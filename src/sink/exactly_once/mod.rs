@@ -160,7 +160,7 @@ impl ExactlyOnceSink {
         let alone = sending.mode != Mode::Normal;
         let producer = producer::start(&settings, alone, (&reports, &health, &metrics), &stop)?;
         let slot = config.postgres.slot.clone();
-        let writer = Writer::new(kafka, &slot, Arc::clone(&producer), Arc::clone(&given_up))?;
+        let writer = Writer::new(kafka, &slot, Arc::clone(&producer), Arc::clone(&given_up));
         let worker = Worker::start(writer, Arc::clone(&reports), stop).map_err(no_thread)?;
         let events = config.limits.in_flight_events as u64;
         let events = if alone { events.min(ISOLATED_EVENTS) } else { events };

@@ -53,22 +53,17 @@ pub struct Writer {
     config: KafkaConfig,
     slot: String,
     producer: Arc<SessionProducer>,
-    ledger: Ledger,
+    /// Its consumers connect once a broker has answered: without one they ask for it a hundred times a second.
+    ledger: Option<Ledger>,
     topic: Option<TopicHandle>,
     given_up: Arc<AtomicBool>,
 }
 
 impl Writer {
-    /// Lets the consumers connect. Gives up what may take long once `given_up` turns true.
-    pub fn new(
-        config: &KafkaConfig,
-        slot: &str,
-        producer: Arc<SessionProducer>,
-        given_up: Arc<AtomicBool>,
-    ) -> Result<Self, SinkError> {
-        let ledger = Ledger::connect(config).map_err(|error| SinkError::Settings(error.to_string()))?;
+    /// Gives up what may take long once `given_up` turns true.
+    pub fn new(config: &KafkaConfig, slot: &str, producer: Arc<SessionProducer>, given_up: Arc<AtomicBool>) -> Self {
         let (config, slot) = (config.clone(), slot.to_owned());
-        Ok(Self { config, slot, producer, ledger, topic: None, given_up })
+        Self { config, slot, producer, ledger: None, topic: None, given_up }
     }
 
     /// Ends the transactions of every other producer of this name, then reads what is stored. `create`: a topic that is missing
@@ -76,7 +71,9 @@ impl Writer {
     pub fn recover(&mut self, create: bool) -> Result<Stored, SinkError> {
         self.fence()?;
         fault::point("after_fence");
-        let stored = self.read(create)?;
+        let ledger = Ledger::connect(&self.config).map_err(|error| SinkError::Settings(error.to_string()))?;
+        let stored = self.read(&ledger, create)?;
+        self.ledger = Some(ledger);
         fault::point("after_progress");
         self.topic = TopicHandle::new(&self.producer, &self.config.progress_topic);
         Ok(stored)
@@ -105,8 +102,8 @@ impl Writer {
         Ok(())
     }
 
-    fn read(&self, create: bool) -> Result<Stored, SinkError> {
-        match self.ledger.read(&self.slot, &|| self.given_up.load(Relaxed)) {
+    fn read(&self, ledger: &Ledger, create: bool) -> Result<Stored, SinkError> {
+        match ledger.read(&self.slot, &|| self.given_up.load(Relaxed)) {
             Ok(Entry::NoTopic) if create => self.create_topic().map(|()| Ok(None)),
             Ok(Entry::NoTopic | Entry::None) => Ok(Ok(None)),
             Ok(Entry::Value(value)) => Ok(Progress::from_bytes(&value).map(Some)),
@@ -154,7 +151,9 @@ impl Writer {
 
     /// What was committed can be read. Only that makes it so: see [`Ledger::see`].
     fn see(&self, progress: &[u8]) -> Result<(), SinkError> {
-        self.ledger.see(progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
+        let not_read = || SinkError::Producer { code: "NotRecovered".into() };
+        let ledger = self.ledger.as_ref().ok_or_else(not_read)?;
+        ledger.see(progress, &|| self.given_up.load(Relaxed)).map_err(|error| match error {
             NotSeen::GivenUp => SinkError::Producer { code: "GivenUp".into() },
             NotSeen::NotThere => SinkError::NotThere { topic: self.config.progress_topic.clone() },
         })
@@ -179,7 +178,7 @@ impl Writer {
 
     /// Lets go of the reader: its end takes a tenth of a second, which nobody has to wait for.
     pub fn close(self) {
-        let ledger = self.ledger;
+        let Some(ledger) = self.ledger else { return };
         let _ = std::thread::Builder::new().name("kafka-close".into()).spawn(move || drop(ledger));
     }
 
