@@ -4,7 +4,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # the features for applications
 LIBRARIES := tokio-postgres,sqlx,diesel-async
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-page test-deploy deny crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention bench-waiting fmt
+.PHONY: help demo test test-page test-deploy deny semver crash bench bench-drain bench-latency bench-once bench-start bench-polling bench-stages bench-retention bench-waiting fmt
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ test-deploy: ## Render the Helm chart with helm, and let the types of the Kubern
 deny: ## Check licences, sources and known faults of all dependencies (compiles cargo-deny once: minutes)
 	@tests/services/setup.sh demo
 	@tests/services/deny.sh install
+
+semver: ## Hold the crate's public surface against the last release, or BASELINE (compiles cargo-semver-checks once: minutes)
+	@tests/services/setup.sh demo
+	@tests/services/semver.sh $(BASELINE)
 
 crash: export CRASH_MINUTES ?= 10
 crash: ## Break everything at random for CRASH_MINUTES (10) minutes and judge; CRASH_SEED replays, CRASH_BROKERS=3 takes three, CRASH_DELIVERY=exactly_once

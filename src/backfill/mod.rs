@@ -262,10 +262,11 @@ impl Fill {
         }
         let Some(marker) = &self.plan.marker else { return Ok(()) };
         let mut wire = Wire::connect(&self.plan.conninfo).await?;
-        slot::replace(&mut wire, marker, &self.plan.slot).await?;
+        // before it has its name, since others may wait for that
         if let Ok(client) = sql::connect(&self.plan.conninfo).await {
             record::forget_where_it_was_left(&client, &self.plan.config).await;
         }
+        slot::replace(&mut wire, marker, &self.plan.slot).await?;
         tracing::info!(slot = self.plan.slot, "the backfill is complete: the slot has its name");
         self.reading = None; // and with it the lock
         Ok(())

@@ -33,7 +33,7 @@ pub struct Look {
     pub wal_end: Lsn,
     /// The tables; empty while their inserts are not all published.
     pub leaves: Vec<Leaf>,
-    /// More of them, for which nothing can be proven: see [`super::late`]. `None` where the server has no such fault.
+    /// More of them, for which nothing can be proven: see [`super::late`]. `None` where the server has no such fault, or no table has partitions.
     pub late: Option<Vec<Leaf>>,
 }
 

@@ -15,7 +15,7 @@ use crate::lsn::Lsn;
 /// The late partitions that are known, and where they were found.
 #[derive(Debug)]
 pub struct Late {
-    /// `None`: the server has no such fault.
+    /// `None`: the server has no such fault, or no table has partitions.
     known: Option<Vec<Leaf>>,
     /// Every known one was attached before this position.
     from: Lsn,

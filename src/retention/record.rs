@@ -273,15 +273,18 @@ async fn look_in_one_snapshot(client: &Client, config: &Config) -> Result<Option
         next: row.get::<_, i64>(1).unsigned_abs(),
         wal_end: Lsn(u64::MAX),
         leaves: Vec::new(),
-        late: (!row.get::<_, bool>(3)).then(Vec::new),
+        late: None,
     };
     let published = publication::find(client, &config.postgres.publication, &config.outboxes).await?;
+    let knows_schemas: bool = row.get(3);
+    if !knows_schemas && published.tables.iter().any(|table| table.kind == Some('p')) {
+        look.late = Some(Vec::new());
+    }
     if !published.faults().is_empty() {
         return Ok(Some(look));
     }
     let tables: Vec<_> = config.outboxes.iter().map(|outbox| &outbox.table).collect();
-    let rows = client.query(&leaves_sql(&config.postgres.publication, &tables, row.get(3)), &[]).await?;
-    for row in &rows {
+    for row in &client.query(&leaves_sql(&config.postgres.publication, &tables, knows_schemas), &[]).await? {
         let leaf = Leaf { relation: row.get(0), shape: row.get(1) };
         match &mut look.late {
             Some(late) if row.get(2) => late.push(leaf),

@@ -3,6 +3,8 @@
 //! It has a link of its own, open while there is something to do. Whatever fails is tried again later: nothing depends
 //! on it but the size of the table.
 
+mod passes;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
@@ -11,12 +13,12 @@ use tokio::{
 };
 use tokio_postgres::Client;
 
+use self::passes::Fault;
 use super::{
     Witness,
     fence::{Fence, Look, Standing},
-    keeping::{Keeper, Kept},
     late::Late,
-    pass::{self, Batch, PassError, Plan, Walk, pause},
+    pass::{self, PassError, Plan, Walk, pause},
     record::{self, Record, RecordError},
 };
 use crate::{
@@ -37,11 +39,10 @@ const TICK: Duration = Duration::from_millis(500);
 const RECORD_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the slot's last position may take to reach the server at a stop.
 const LAST_CONFIRM: Duration = Duration::from_secs(1);
+/// Time from one look for late partitions to the next, while none flow.
+const WATCH_INTERVAL: Duration = Duration::from_secs(10);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
-
-const ROWS_STAY: &str = "delivered rows of a table are not deleted";
-const PARTITIONS_STAY: &str = "partitions of a table are not all kept as configured";
 
 /// Why a turn failed.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +56,6 @@ enum UpkeepError {
     #[error(transparent)]
     Pass(#[from] PassError),
 }
-
-/// What it means for a table, and why.
-type Fault = (&'static str, String);
 
 /// Keeps the record, and deletes.
 pub struct Upkeep {
@@ -77,6 +75,8 @@ pub struct Upkeep {
     /// Transactions delivered, at the last look.
     seen: u64,
     next_record: Instant,
+    /// When late partitions are looked for, though nothing is delivered.
+    next_watch: Instant,
     next_pass: Instant,
     /// When partitions are created next, should the pass still go on then.
     next_creation: Instant,
@@ -106,6 +106,7 @@ impl Upkeep {
             buried: Ids::default(),
             seen: 0,
             next_record: Instant::now(),
+            next_watch: Instant::now(),
             next_pass: Instant::now(),
             next_creation: Instant::now(),
             pass: None,
@@ -151,9 +152,9 @@ impl Upkeep {
     async fn work(&mut self) -> Result<Duration, UpkeepError> {
         let now = Instant::now();
         let pass_is_due = self.config.retention.is_some() && self.pass.is_none() && now >= self.next_pass;
-        let unrecorded =
-            self.witness.begun().is_some() && (self.is_behind() || !self.fence.is_idle() || self.late.is_watching());
-        let record_is_due = now >= self.next_record && unrecorded;
+        let unrecorded = self.witness.begun().is_some() && (self.is_behind() || !self.fence.is_idle());
+        let watch_is_due = self.witness.begun().is_some() && self.late.is_watching() && now >= self.next_watch;
+        let record_is_due = now >= self.next_record && unrecorded || watch_is_due;
         if !pass_is_due && !record_is_due && self.pass.is_none() {
             if !unrecorded && self.config.retention.is_none() {
                 self.link = None;
@@ -174,6 +175,7 @@ impl Upkeep {
     ) -> Result<Duration, UpkeepError> {
         if pass_is_due || record_is_due {
             self.next_record = Instant::now() + self.record_interval();
+            self.next_watch = Instant::now() + WATCH_INTERVAL;
             self.keep_record(client).await?;
             if self.config.retention.is_none() {
                 self.backoff.reset();
@@ -286,97 +288,6 @@ impl Upkeep {
         self.buried.ids.clear();
         if self.buried.incomplete {
             self.fence.forget();
-        }
-        Ok(())
-    }
-
-    async fn begin_pass(&mut self, client: &Client, retention: &RetentionConfig) -> Result<(), UpkeepError> {
-        let (mut tables, mut faults) = self.create_partitions(client, retention).await?;
-        let (mut walks, mut dropped) = (Vec::new(), 0);
-        while let Some((plan, mut keeper)) = tables.pop() {
-            keeper.drop(client, &plan, false).await?;
-            self.tell_of_partitions(&mut keeper.kept);
-            let kept = keeper.kept;
-            dropped += kept.rows();
-            let refused = kept.unfit.into_iter().chain(kept.uncreated).chain(kept.refused);
-            faults.extend(refused.map(|error| (PARTITIONS_STAY, error.to_string())));
-            let walk = Walk::new(&plan, retention.batch, kept.spared);
-            walks.push((plan, walk));
-        }
-        for (what, error) in faults.iter().filter(|fault| !self.faults.contains(fault)) {
-            tracing::warn!(error, "{what}; looking again in each pass");
-        }
-        self.faults = faults;
-        self.pass = Some((walks, dropped));
-        Ok(())
-    }
-
-    /// Creates the partitions to come, of all tables, before the rows of one are looked at. Returns the tables that can be pruned,
-    /// and why others cannot.
-    async fn create_partitions(
-        &mut self,
-        client: &Client,
-        retention: &RetentionConfig,
-    ) -> Result<(Vec<(Plan, Keeper)>, Vec<Fault>), UpkeepError> {
-        self.next_creation = Instant::now() + retention.interval;
-        let (mut tables, mut faults) = (Vec::new(), Vec::new());
-        for outbox in &self.config.outboxes {
-            match Plan::make(client, outbox, retention, &self.record).await {
-                Ok(plan) => {
-                    let mut keeper = Keeper::start(client, (outbox, &plan), (retention, &self.record)).await?;
-                    keeper.create(client, &plan).await?;
-                    self.tell_of_partitions(&mut keeper.kept);
-                    tables.push((plan, keeper));
-                }
-                Err(error @ PassError::Unfit { .. }) => faults.push((ROWS_STAY, error.to_string())),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok((tables, faults))
-    }
-
-    /// Of those that are created once.
-    fn tell_of_partitions(&self, kept: &mut Kept) {
-        for partition in kept.created.drain(..) {
-            tracing::info!(partition, "created a partition of the outbox");
-        }
-        for (partition, rows) in &kept.dropped {
-            tracing::info!(partition, rows, "dropped a partition: all its rows were delivered");
-        }
-        self.metrics.pruned_rows.inc_by(kept.rows());
-    }
-
-    /// One batch.
-    async fn walk(&mut self, client: &Client) -> Result<(), UpkeepError> {
-        let Some((mut walks, mut deleted)) = self.pass.take() else { return Ok(()) };
-        let Some((plan, walk)) = walks.last_mut() else { return self.end_pass(client, deleted).await };
-        let (rows, over) = match walk.step(client, plan).await? {
-            Batch::Deleted(rows) => (rows, false),
-            Batch::Last(rows) => (rows, true),
-            Batch::NotOurTurn => (0, true),
-        };
-        self.metrics.pruned_rows.inc_by(rows);
-        deleted += rows;
-        if over {
-            walks.pop();
-        }
-        self.pass = Some((walks, deleted));
-        Ok(())
-    }
-
-    async fn end_pass(&mut self, client: &Client, deleted: u64) -> Result<(), UpkeepError> {
-        let mut rows = 0;
-        for outbox in &self.config.outboxes {
-            rows += pass::rows(client, outbox).await?;
-        }
-        self.metrics.outbox_rows.with_label_values::<&str>(&[]).set(i64::try_from(rows).unwrap_or(i64::MAX));
-        if let Some(retention) = &self.config.retention {
-            pass::forget_dead(client, &self.record, retention).await?;
-        }
-        tracing::debug!(deleted, rows, "retention pass");
-        self.backoff.reset();
-        if !std::mem::take(&mut self.told).is_empty() {
-            tracing::info!("retention works again");
         }
         Ok(())
     }

@@ -51,17 +51,28 @@ pub trait Sink {
     /// Everything before this position is delivered.
     fn durable(&self) -> Lsn;
     /// Takes in what is known by now of deliveries. `clock_ahead_us`: the server's clock minus [`steady_us`](crate::clock::steady_us).
-    fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError>;
-    /// Returns when a [`Self::tick`] may change something for a sink that was full. Cancel-safe.
-    fn ready(&self) -> impl Future<Output = ()>;
+    /// Without it: nothing is ever learned later, for a sink that has delivered when [`Self::enqueue`] returns.
+    fn tick(&mut self, clock_ahead_us: i64) -> Result<(), SinkError> {
+        let _ = clock_ahead_us;
+        Ok(())
+    }
+    /// Returns when a [`Self::tick`] may change something for a sink that was full. Cancel-safe. Without it: never, for a sink
+    /// that is never full.
+    fn ready(&self) -> impl Future<Output = ()> {
+        std::future::pending()
+    }
     /// When a [`Self::tick`] is due though nothing happens; `None`: whenever it comes.
     fn deadline(&self) -> Option<Instant> {
         None
     }
-    /// Records and bytes that are not delivered yet.
-    fn in_flight(&self) -> (u64, u64);
-    /// Commit time (µs, server's clock) of the oldest transaction that is not delivered; 0 when all are.
-    fn oldest_commit_us(&self) -> i64;
+    /// Records and bytes that are not delivered yet. Without it: none.
+    fn in_flight(&self) -> (u64, u64) {
+        (0, 0)
+    }
+    /// Commit time (µs, server's clock) of the oldest transaction that is not delivered; 0 when all are, and without it.
+    fn oldest_commit_us(&self) -> i64 {
+        0
+    }
 }
 
 /// Why a sink cannot go on. The stream resumes from the slot with a new producer, or walpost halts.

@@ -30,6 +30,10 @@ pub struct Tally {
     /// The last record of a key and topic is not its newest event: whoever keeps the last has an old one.
     stale: Vec<String>,
     duplicates: usize,
+    /// Rows that retention has deleted.
+    gone: usize,
+    /// … before Kafka had a record of them.
+    gone_early: Vec<String>,
     /// Under exactly-once delivery: records of transactions that were not committed.
     aborted: Option<usize>,
 }
@@ -45,7 +49,10 @@ impl Tally {
         let records = world.shared.kafka.read_all(&topics);
         let aborted = || world.shared.kafka.read_all_uncommitted(&topics).len() - records.len();
         let aborted = world.shared.once.then(aborted);
-        Self { watched, aborted, ..Self::compare(&table(world), ledger.iter().map(|(id, _)| id), &records) }
+        let tables = Tables::of(world);
+        let mut tally = Self::compare(&tables.committed, ledger.iter().map(|(id, _)| id), &records);
+        tally.hold_against(&tables.gone, &records);
+        Self { watched, aborted, ..tally }
     }
 
     /// What is in Kafka against what is committed.
@@ -87,6 +94,23 @@ impl Tally {
         tally
     }
 
+    /// What retention has deleted, and when, Unix ms, against what was in Kafka by then.
+    fn hold_against(&mut self, gone: &BTreeMap<String, i64>, records: &[Received]) {
+        let mut there = BTreeMap::new();
+        for record in records {
+            let (id, at) = (record.header("id").expect("every record has an id"), record.timestamp.unwrap_or(i64::MAX));
+            there.entry(id).and_modify(|first: &mut i64| *first = at.min(*first)).or_insert(at);
+        }
+        let early = gone.iter().filter(|(id, gone)| there.get(id.as_str()).is_none_or(|there| there > gone));
+        self.gone_early = early.map(|(id, _)| id.clone()).collect();
+        self.gone = gone.len();
+    }
+
+    /// How many rows retention has deleted.
+    pub fn gone(&self) -> usize {
+        self.gone
+    }
+
     /// How many records came again.
     pub fn duplicates(&self) -> usize {
         self.duplicates
@@ -94,7 +118,15 @@ impl Tally {
 
     /// Nothing but duplicates; under exactly-once delivery not even those, and transactions that did end in the middle.
     pub fn is_clean(&self) -> bool {
-        let wrong = [&self.unknown, &self.lost, &self.phantoms, &self.inversions, &self.mismatches, &self.stale];
+        let wrong = [
+            &self.unknown,
+            &self.lost,
+            &self.phantoms,
+            &self.inversions,
+            &self.mismatches,
+            &self.stale,
+            &self.gone_early,
+        ];
         let right = wrong.iter().all(|list| list.is_empty()) && self.watched.early.is_empty();
         let once = self.aborted.is_none_or(|aborted| self.duplicates == 0 && aborted > 0);
         right && once && self.committed > 0 && self.watched.looks > 0
@@ -109,15 +141,31 @@ fn is_itself(record: &Received, id: &str, topic_and_key: &str) -> bool {
         && record.topic.ends_with(&format!(".t{}", topic_of(id)))
 }
 
-/// What is committed: nothing is ever deleted.
-fn table(world: &World) -> BTreeSet<String> {
-    let client = Arc::new(world.shared.connect().expect("the server runs"));
-    let rows = complete(async move { client.simple_query("SELECT id FROM outbox").await }).expect("the table is there");
-    let ids = rows.into_iter().filter_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-        _ => None,
-    });
-    ids.collect()
+/// What the database holds in the end.
+struct Tables {
+    /// Every event: in the outbox, or gone.
+    committed: BTreeSet<String>,
+    gone: BTreeMap<String, i64>,
+}
+
+impl Tables {
+    fn of(world: &World) -> Self {
+        // retention goes on: both in one snapshot
+        let sql =
+            "SELECT id, NULL FROM outbox UNION ALL SELECT id, ceil(extract(epoch FROM at) * 1000)::bigint FROM gone";
+        let client = Arc::new(world.shared.connect().expect("the server runs"));
+        let rows = complete(async move { client.simple_query(sql).await }).expect("the tables are there");
+        let mut tables = Self { committed: BTreeSet::new(), gone: BTreeMap::new() };
+        for message in rows {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            let id = row.get(0).expect("an id").to_owned();
+            if let Some(at) = row.get(1) {
+                tables.gone.insert(id.clone(), at.parse().expect("a number"));
+            }
+            tables.committed.insert(id);
+        }
+        tables
+    }
 }
 
 impl fmt::Display for Tally {
@@ -134,7 +182,9 @@ impl fmt::Display for Tally {
         row("value or key differs", &self.mismatches)?;
         row("confirmed early", &early)?;
         row("ledger against table", &self.unknown)?;
+        row("deleted undelivered", &self.gone_early)?;
         writeln!(f, "{:<24}{:>9}", "events committed", self.committed)?;
+        writeln!(f, "{:<24}{:>9}", "deleted by retention", self.gone)?;
         writeln!(f, "{:<24}{:>9}", "records in Kafka", self.records)?;
         writeln!(f, "{:<24}{:>9}", "sent more than once", self.duplicates)?;
         if let Some(aborted) = self.aborted {
@@ -214,6 +264,19 @@ fn the_judge_sees_what_was_altered_or_misplaced() {
         let tally = compared(&[altered, record(TABLE[1]), record(TABLE[2])]);
         assert_eq!((tally.mismatches.len(), tally.is_clean()), (1, false));
     }
+}
+
+#[test]
+fn the_judge_sees_a_row_that_was_deleted_before_kafka_had_it() {
+    let records = TABLE.map(|id| Received { timestamp: Some(1000), ..record(id) });
+    let deleted = |id: &str, at| {
+        let mut tally = compared(&records);
+        tally.hold_against(&BTreeMap::from([(id.to_owned(), at)]), &records);
+        (tally.gone, tally.gone_early.len(), tally.is_clean())
+    };
+    assert_eq!(deleted(TABLE[0], 1000), (1, 0, true));
+    assert_eq!(deleted(TABLE[0], 999), (1, 1, false));
+    assert_eq!(deleted("1/k/3000001", 2000), (1, 1, false), "no record at all");
 }
 
 #[test]

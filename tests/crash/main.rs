@@ -65,5 +65,6 @@ fn run(length: Duration, mut faults: Faults, once: bool) {
     println!("{faults}\n{tally}");
     // the control: kills that repeat nothing would prove nothing of the other kind of delivery
     assert!(once || tally.duplicates() > 0, "nothing came twice: were there any kills?");
+    assert!(tally.gone() > 0, "retention has deleted nothing, so it was not tried");
     assert!(tally.is_clean(), "seed {seed}: see the table above; CRASH_SEED={seed} replays the faults");
 }

@@ -26,6 +26,16 @@ use crate::{
 };
 
 pub const PARTITIONS: i32 = 3;
+/// What retention deletes is noted, with the time of it.
+const TABLES: &str = "
+    CREATE TABLE outbox (id text PRIMARY KEY, event_type text NOT NULL, key text, payload text,
+        created_at timestamptz NOT NULL DEFAULT now());
+    CREATE INDEX ON outbox (created_at);
+    CREATE TABLE gone (id text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+    CREATE FUNCTION note_gone() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO public.gone (id) VALUES (OLD.id); RETURN NULL; END $$;
+    CREATE TRIGGER note_gone AFTER DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION note_gone();
+    CREATE TABLE other (a text)";
 /// How long everything may take to be confirmed once nothing is broken any more.
 const HEALED_WITHIN: Duration = Duration::from_mins(2);
 
@@ -86,6 +96,8 @@ impl World {
         let postgres = Postgres::start(crate::services::postgres::Version::NEWEST, &settings);
         let brokers = std::env::var("CRASH_BROKERS").ok().map_or(1, |text| text.parse().expect("CRASH_BROKERS"));
         let kafka = KafkaSettings::default().nodes(brokers).proxied();
+        // for the judge: when a record was there
+        let kafka = kafka.set("log.message.timestamp.type", "LogAppendTime");
         let kafka = if brokers >= 3 { kafka.set("min.insync.replicas", "2") } else { kafka };
         let kafka = Kafka::start(&kafka);
         let name = postgres.database().into_name();
@@ -93,9 +105,7 @@ impl World {
         let shared = Shared { postgres, kafka, name, topic: AtomicU32::new(0), stop: AtomicBool::new(false), once };
         let shared = Arc::new(shared);
         let client = shared.connect().expect("the server runs");
-        let tables = "CREATE TABLE outbox (id text PRIMARY KEY, event_type text NOT NULL, key text, payload text);
-             CREATE TABLE other (a text)";
-        crate::services::complete(async move { client.batch_execute(tables).await }).expect("a new database");
+        crate::services::complete(async move { client.batch_execute(TABLES).await }).expect("a new database");
         shared.kafka.create_topic(&shared.topic_name(0), PARTITIONS, &[]);
         let ledgers = Writers::new(&shared);
         let world = Self {
@@ -125,7 +135,12 @@ impl World {
         let database = Database::named(&self.shared.postgres, &self.shared.name);
         let url = format!("postgres://postgres@127.0.0.1:{}/{}", self.postgres_link.port(), self.shared.name);
         let brokers = self.shared.kafka.proxied_brokers();
-        let mut env = vec![("WALPOST_POSTGRES_URL", url.as_str()), ("WALPOST_KAFKA_BROKERS", &brokers)];
+        let mut env = vec![
+            ("WALPOST_POSTGRES_URL", url.as_str()),
+            ("WALPOST_KAFKA_BROKERS", &brokers),
+            ("WALPOST_RETENTION_KEEP", "0s"),
+            ("WALPOST_RETENTION_INTERVAL", "1s"),
+        ];
         if self.shared.once {
             env.push(("WALPOST_KAFKA_DELIVERY", "exactly_once"));
         }

@@ -197,7 +197,8 @@ struct Transaction {
 async fn run(client: &Client, transaction: Transaction) -> Result<u64, Error> {
     match transaction.copy {
         Some(lines) => {
-            let sink = client.copy_in::<_, bytes::Bytes>("COPY outbox FROM STDIN").await?;
+            let sink =
+                client.copy_in::<_, bytes::Bytes>("COPY outbox (id, event_type, key, payload) FROM STDIN").await?;
             let mut sink = std::pin::pin!(sink);
             sink.send(lines.into()).await?;
             sink.finish().await?;
